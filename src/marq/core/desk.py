@@ -1,0 +1,474 @@
+"""The lease desk: what one consumer has in its hands, and which markers that calls for.
+
+It is the consumer's side of the ledger and as pure: events and monotonic times go in, orders (markers to write) come
+out, and the host says what became of them. One thread at a time; acking a message that has no lease never comes here.
+
+The life of a message that does come here:
+
+    MARKING ── durable ──> LEASED ── ack ──> gone (END)
+       │                     │  └─ lease ran out ──> EXPIRED ── ack ──> gone (END, which may come too late)
+       └───── nack ──────> RETRYING ── durable ──> HELD ── its time ──> LEASED, handed out again
+                             └── durable, but not ours to hold ──> gone (the pipeline delivers it)
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from marq.core.frontier import ACKED, IN_FLIGHT, PARKED, PENDING, Frontier, LogRecord, Place, Sheet
+from marq.core.records import Kind, Marker, provenance, split
+
+KEEP_ALIVES_PER_LEASE = 3
+
+
+class State(Enum):
+    """Where a message stands that is not simply in flight."""
+
+    MARKING = "its START is on its way"
+    LEASED = "its lease is durable and kept alive"
+    RETRYING = "its next attempt is on its way to the log"
+    HELD = "it waits here for its time"
+    DYING = "its dead letter is on its way"
+    RELEASING = "it is being given up to the pipeline"
+    EXPIRED = "its lease ran out: the pipeline gives it to somebody else"
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A message that needs more than its uncommitted offset."""
+
+    sheet: Sheet
+    index: int
+    record: LogRecord
+    place: Place
+    offset: int
+    attempt: int
+    state: State
+    durable: bool = False  # the log knows of it
+    renew_at: float = 0.0
+    expires_at: float = 0.0  # by our clock, counted from before the marker was sent: never too late
+    delay: float = 0.0
+    term: float = 0.0  # the length of the lease in force
+    due: float = 0.0
+    in_place: bool = False  # too large for any marker: it is protected by its uncommitted offset alone
+    home: tuple[Sheet, int] | None = None  # of one in place: the byte that the frontier waits for
+
+    @property
+    def key(self) -> tuple[Place, int]:
+        return self.place, self.offset
+
+    def mark(self, flag: int) -> None:
+        self.sheet.flags[self.index] = flag
+        if self.home is not None:
+            sheet, index = self.home
+            sheet.flags[index] = flag
+
+
+@dataclass(slots=True)
+class Order:
+    """A marker to write, and whom it concerns."""
+
+    marker: Marker
+    leases: list[Lease]
+    ordered_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the queue grants its consumers, in seconds."""
+
+    queue: str
+    owner: str
+    lease: float
+    mark_after: float
+    hold_max: float
+    hold_bytes: int
+    max_attempts: int  # 0: no limit
+    dead_letter_topic: str
+    marker_bytes: int = 700_000
+
+
+class Desk:
+    """The state machine of one consumer."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.frontiers: dict[Place, Frontier] = {}
+        self.leases: dict[tuple[Place, int], Lease] = {}
+        self.held_bytes = 0
+        self.counts: Counter[str] = Counter()
+        self._held: list[tuple[float, int, Lease]] = []
+        self._sequence = 0
+        self._wanted: dict[tuple[int, Place, str, bool, bool], list[Lease]] = {}
+        self._ends: dict[Place, list[int]] = {}
+        self._next_renewal = float("inf")
+
+    # Partitions come and go
+
+    def assigned(self, place: Place, start: int) -> None:
+        self.frontiers[place] = Frontier(start)
+
+    def dropped(self, place: Place) -> None:
+        """A partition is no longer ours. Leases stay: they are real whoever has the partition."""
+        frontier = self.frontiers.pop(place, None)
+        if frontier is not None:
+            self.counts["lost"] += frontier.abandon()
+            self.counts["acked"] += frontier.acked
+
+    def positions(self) -> dict[Place, int]:
+        """What may be committed and has not been."""
+        wanted: dict[Place, int] = {}
+        for place, frontier in self.frontiers.items():
+            position = frontier.advance()
+            if frontier.acked:
+                self.counts["acked"] += frontier.acked
+                frontier.acked = 0
+            if position != frontier.committed:
+                wanted[place] = position
+        return wanted
+
+    def commit_again(self) -> None:
+        for frontier in self.frontiers.values():
+            frontier.committed = -1
+
+    def committed(self, positions: Iterable[tuple[Place, int]]) -> None:
+        for place, position in positions:
+            frontier = self.frontiers.get(place)
+            if frontier is not None:
+                frontier.committed = position
+
+    def unsettled(self) -> int:
+        """Messages that the application has, or will be given without another fetch."""
+        parked = sum(1 for lease in self.leases.values() if lease.state is State.LEASED)
+        for frontier in self.frontiers.values():
+            frontier.advance()  # lets go of what is settled, so that little is left to count
+            parked += frontier.unsettled()
+        return parked
+
+    # Messages come in
+
+    def received(self, sheet: Sheet) -> bool:
+        """A polled run. False: its partition was taken away meanwhile, so it must not be handed out."""
+        frontier = self.frontiers.get(sheet.place)
+        if frontier is None:
+            return False
+        frontier.add(sheet)
+        return True
+
+    def attempt_of(self, sheet: Sheet, index: int) -> int:
+        if sheet.attempt is not None:
+            return sheet.attempt
+        return provenance(sheet.records[index].headers()).attempt
+
+    def lease_all(self, sheet: Sheet) -> None:
+        """Lease a run before it is handed out: what its last owner died of may be in it."""
+        for index in sheet.waiting(sheet.count):
+            self._mark(sheet, index)
+
+    def mark_slow(self, now: float) -> float:
+        """Lease what the application has had for `mark_after`. Returns when to look again."""
+        wait = self.terms.mark_after
+        for frontier in self.frontiers.values():
+            for sheet in frontier.sheets:
+                if sheet.seen and now - sheet.seen_at >= wait:
+                    for index in sheet.waiting(sheet.seen):
+                        self._mark(sheet, index)
+                    sheet.seen = 0
+                if not sheet.seen and sheet.handed:
+                    sheet.seen, sheet.seen_at = sheet.handed, now
+        return now + wait / 4
+
+    def lease_handed(self, places: Iterable[Place]) -> None:
+        """Lease everything the application has of partitions that are about to go to somebody else."""
+        for place in places:
+            frontier = self.frontiers.get(place)
+            for sheet in frontier.sheets if frontier is not None else ():
+                for index in sheet.waiting(sheet.handed):
+                    self._mark(sheet, index)
+
+    def _mark(self, sheet: Sheet, index: int) -> Lease:
+        lease = self._open(sheet, index, State.MARKING)
+        self._want(Kind.START, lease, self.terms.owner, waiting=False)
+        return lease
+
+    def _open(self, sheet: Sheet, index: int, state: State) -> Lease:
+        record = sheet.records[index]
+        attempt = self.attempt_of(sheet, index)
+        lease = Lease(sheet, index, record, sheet.place, record.offset(), attempt, state, term=self.terms.lease)
+        lease.mark(PENDING)
+        self.leases[lease.key] = lease
+        return lease
+
+    # Messages are settled
+
+    def find(self, sheet: Sheet, index: int) -> Lease | None:
+        """The lease behind a handle, or None when the message is simply in flight, settled, or out again as another."""
+        lease = self.leases.get((sheet.place, sheet.records[index].offset()))
+        return lease if lease is not None and lease.sheet is sheet and lease.index == index else None
+
+    def ack(self, lease: Lease) -> None:
+        """Processed. An END counts from anyone, so it is sent even when the lease has run out."""
+        if lease.state is State.MARKING or lease.state is State.LEASED or lease.state is State.EXPIRED:
+            if lease.state is State.MARKING and not lease.durable and self._withdraw(Kind.START, lease):
+                self._close(lease, ACKED)
+                self.counts["acked_unmarked"] += 1
+                return
+            if not lease.in_place:
+                self._ends.setdefault(lease.place, []).append(lease.offset)
+            self._close(lease, ACKED)
+            self.counts["acked_leased"] += 1
+
+    def nack(self, sheet: Sheet, index: int, lease: Lease | None, delay: float, *, spend: bool = True) -> None:
+        """Again, after a delay: the next attempt is durable before this one is given up."""
+        if lease is None:
+            lease = self._open(sheet, index, State.RETRYING)
+        elif lease.state is State.MARKING and self._withdraw(Kind.START, lease):
+            lease.durable = False
+        lease.attempt += spend
+        lease.delay = delay
+        lease.state = State.RETRYING
+        self._retry(lease)
+        self.counts["nacked"] += 1
+
+    def _retry(self, lease: Lease) -> None:
+        """Hold it ourselves where that is allowed: then a retry is on time to the millisecond."""
+        size = len(lease.record.value() or b"") + 200
+        holds = lease.delay <= self.terms.hold_max and self.held_bytes + size <= self.terms.hold_bytes
+        if lease.in_place or holds:
+            self.held_bytes += size
+            lease.term = lease.delay + self.terms.lease
+            self._want(Kind.RETRY if lease.durable else Kind.START, lease, self.terms.owner, waiting=True)
+        else:
+            self._release(lease, lease.delay)
+
+    def _release(self, lease: Lease, delay: float) -> None:
+        lease.state = State.RELEASING
+        lease.term = delay
+        if lease.durable:
+            self._want(Kind.RETRY, lease, self.terms.owner, waiting=True, released=True)
+        else:
+            self._want(Kind.START, lease, "", waiting=True)
+        self.counts["given_up"] += 1
+
+    def dying(self, sheet: Sheet, index: int, lease: Lease | None) -> Lease:
+        """A dead letter is about to be written. Until it is durable nothing is settled."""
+        if lease is None:
+            lease = self._open(sheet, index, State.DYING)
+        elif lease.state is State.MARKING and self._withdraw(Kind.START, lease):
+            lease.durable = False
+        lease.state = State.DYING
+        return lease
+
+    def died(self, lease: Lease) -> None:
+        """The dead letter is durable."""
+        if lease.durable and not lease.in_place:
+            self._ends.setdefault(lease.place, []).append(lease.offset)
+        self._close(lease, PARKED)
+        self.counts["dead_lettered"] += 1
+
+    def extend(self, sheet: Sheet, index: int, lease: Lease | None, term: float, now: float) -> None:
+        """A lease of this length from now; automatic keep-alives go on when it nears its end."""
+        if lease is None:
+            lease = self._mark(sheet, index)
+        lease.term = term
+        if lease.state is State.LEASED:
+            self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
+            lease.renew_at = now + max(term - self.terms.lease * 2 / 3, term / KEEP_ALIVES_PER_LEASE)
+
+    def _close(self, lease: Lease, flag: int) -> None:
+        lease.mark(flag)
+        self.leases.pop(lease.key, None)
+
+    # What time brings
+
+    def ready(self, now: float) -> list[Lease]:
+        """Held messages whose time has come. Their attempt begins now, and the log is told."""
+        out: list[Lease] = []
+        while self._held and self._held[0][0] <= now:
+            lease = heapq.heappop(self._held)[2]
+            if lease.state is not State.HELD:
+                continue
+            self._unhold(lease)
+            lease.state = State.LEASED
+            lease.term = self.terms.lease
+            if not lease.in_place:
+                self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
+            self._renew_after(lease, now)
+            out.append(lease)
+        return out
+
+    def reissue(self, lease: Lease, sheet: Sheet, index: int) -> None:
+        """The lease now belongs to a new handle; the old one is settled."""
+        if lease.in_place and lease.home is None:
+            lease.home = (lease.sheet, lease.index)
+        lease.sheet, lease.index = sheet, index
+
+    def next_due(self) -> float:
+        """When the next held message is due."""
+        return self._held[0][0] if self._held else float("inf")
+
+    def renew(self, now: float) -> None:
+        """Keep leases alive, and notice the ones that ran out while nobody could."""
+        if now < self._next_renewal:
+            return
+        self._next_renewal = float("inf")
+        for lease in self.leases.values():
+            if lease.in_place or lease.state not in {State.LEASED, State.HELD, State.DYING} or not lease.durable:
+                continue
+            if now > lease.expires_at:
+                if lease.state is State.HELD:
+                    self._unhold(lease)
+                lease.state = State.EXPIRED
+                self.counts["expired"] += 1
+                continue
+            if lease.state is not State.HELD and now >= lease.renew_at:
+                lease.term = self.terms.lease
+                self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
+                self._renew_after(lease, now)
+            due = lease.expires_at if lease.state is State.HELD else min(lease.renew_at, lease.expires_at)
+            self._next_renewal = min(self._next_renewal, due)
+
+    def _renew_after(self, lease: Lease, now: float) -> None:
+        lease.renew_at = now + self.terms.lease / KEEP_ALIVES_PER_LEASE
+        self._next_renewal = min(self._next_renewal, lease.renew_at)
+
+    def _unhold(self, lease: Lease) -> None:
+        self.held_bytes -= len(lease.record.value() or b"") + 200
+
+    def close(self, now: float) -> None:
+        """The consumer ends: everything goes back to the pipeline, with what is left of its delay, no attempt spent."""
+        self.lease_handed(self.frontiers)
+        for lease in list(self.leases.values()):
+            if lease.in_place or lease.state in {State.DYING, State.RELEASING, State.EXPIRED}:
+                continue
+            if lease.state is State.HELD:
+                self._unhold(lease)
+                self._release(lease, max(0.0, lease.due - now))
+            elif lease.state is State.RETRYING:
+                self._withdraw(Kind.START, lease)
+                self._withdraw(Kind.RETRY, lease)
+                self._release(lease, lease.delay)
+            else:
+                if lease.state is State.MARKING:
+                    self._withdraw(Kind.START, lease)
+                self._release(lease, 0.0)
+
+    # Markers go out, and their fate comes back
+
+    def _want(self, kind: int, lease: Lease, owner: str, *, waiting: bool, released: bool = False) -> None:
+        self._wanted.setdefault((kind, lease.place, owner, waiting, released), []).append(lease)
+
+    def _withdraw(self, kind: int, lease: Lease) -> bool:
+        """Take back what was not sent yet."""
+        for (wanted, place, _, _, _), leases in self._wanted.items():
+            if wanted == kind and place == lease.place and lease in leases:
+                leases.remove(lease)
+                return True
+        return False
+
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._wanted or self._ends)
+
+    def orders(self, now: float) -> Iterator[Order]:
+        """What must be written now, in the order in which it must be written."""
+        wanted, self._wanted = self._wanted, {}
+        ends, self._ends = self._ends, {}
+        for (kind, place, owner, waiting, released), leases in wanted.items():
+            if leases:
+                marker = self._marker(kind, place, owner, leases, waiting=waiting, released=released)
+                yield from self._parts(marker, leases, now)
+        for place, offsets in ends.items():
+            yield Order(Marker(Kind.END, self.terms.queue, *place, offsets=sorted(set(offsets))), [], now)
+
+    def _marker(
+        self, kind: int, place: Place, owner: str, leases: list[Lease], *, waiting: bool, released: bool
+    ) -> Marker:
+        marker = Marker(
+            kind,
+            self.terms.queue,
+            *place,
+            offsets=[lease.offset for lease in leases],
+            owner=owner,
+            redeliver_after_ms=[-int(-lease.term * 1000 // 1) for lease in leases],
+            attempts=[lease.attempt for lease in leases] if kind != Kind.KEEPALIVE else [],
+            waiting=waiting,
+            released=released,
+        )
+        if kind == Kind.START:
+            marker.max_attempts = self.terms.max_attempts
+            marker.dead_letter_topic = self.terms.dead_letter_topic
+            marker.keys = [lease.record.key() for lease in leases]
+            marker.values = [lease.record.value() for lease in leases]
+            marker.headers = [lease.record.headers() or [] for lease in leases]
+            marker.timestamps = [max(0, lease.record.timestamp()[1]) for lease in leases]
+        return marker
+
+    def _parts(self, marker: Marker, leases: list[Lease], now: float) -> Iterator[Order]:
+        first = 0
+        for part in split(marker, self.terms.marker_bytes):
+            last = first + len(part.offsets)
+            yield Order(part, leases[first:last], now)
+            first = last
+
+    def delivered(self, order: Order, now: float) -> None:
+        """A marker is durable. Times count from before it was sent, except a delay, which counts from now."""
+        kind = order.marker.kind
+        for lease in order.leases:
+            if self.leases.get(lease.key) is not lease:
+                continue
+            lease.durable = True
+            lease.expires_at = order.ordered_at + lease.term
+            if kind == Kind.KEEPALIVE:
+                self._next_renewal = min(self._next_renewal, lease.expires_at)
+            elif lease.state is State.MARKING:
+                lease.state = State.LEASED
+                lease.mark(PARKED)
+                lease.renew_at = now + max(lease.term - self.terms.lease * 2 / 3, lease.term / KEEP_ALIVES_PER_LEASE)
+                self._next_renewal = min(self._next_renewal, lease.renew_at)
+                self.counts["leased"] += 1
+            elif lease.state is State.RETRYING and order.marker.waiting:
+                self._hold(lease, now)
+            elif lease.state is State.RELEASING and order.marker.waiting:
+                self._close(lease, PARKED)
+
+    def _hold(self, lease: Lease, now: float) -> None:
+        lease.mark(PENDING if lease.in_place else PARKED)
+        lease.state = State.HELD
+        lease.due = now + lease.delay
+        self._sequence += 1
+        heapq.heappush(self._held, (lease.due, self._sequence, lease))
+        if not lease.in_place:
+            self._next_renewal = min(self._next_renewal, lease.expires_at)
+        self.counts["held"] += 1
+
+    def failed(self, order: Order, now: float, *, forever: bool) -> None:
+        """A marker could not be written. Nothing was settled, so nothing is lost; what matters is asked for again."""
+        kind = order.marker.kind
+        for lease in order.leases:
+            if self.leases.get(lease.key) is not lease or kind == Kind.KEEPALIVE:
+                continue
+            if forever:
+                self._keep_in_place(lease, now)
+            elif lease.state is State.MARKING:
+                self._close(lease, IN_FLIGHT)
+            elif lease.state in {State.RETRYING, State.RELEASING}:
+                owner = order.marker.owner
+                self._want(kind, lease, owner, waiting=True, released=order.marker.released)
+        if kind == Kind.END:
+            self._ends.setdefault((order.marker.topic, order.marker.partition), []).extend(order.marker.offsets)
+
+    def _keep_in_place(self, lease: Lease, now: float) -> None:
+        """No marker can carry it: let the frontier wait for it instead."""
+        lease.in_place = True
+        if lease.state is State.MARKING:
+            lease.state = State.LEASED
+        elif lease.state is State.RETRYING:
+            self._hold(lease, now)
+        elif lease.state is State.RELEASING:
+            self.held_bytes += len(lease.record.value() or b"") + 200
+            self._hold(lease, now)
