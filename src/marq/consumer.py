@@ -1,0 +1,614 @@
+"""Messages under leases: polled, handed out, settled; and the thread that keeps what takes longer."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import compress, islice, repeat
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from marq.codecs import Codec
+from marq.core import records
+from marq.core.desk import Desk, Lease, Order, State, Terms
+from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Place, Sheet
+from marq.errors import (
+    AlreadySettledError,
+    ConfigurationError,
+    DecodeError,
+    LeaseExpiredError,
+    MarqError,
+    MessageTooLargeError,
+    TransportError,
+)
+from marq.message import Message
+from marq.retry import Retry
+from marq.settings import ConsumerSettings
+from marq.transport.base import Assigned, Commit, Record, Run, Transport
+
+log = logging.getLogger("marq.consumer")
+
+T = TypeVar("T")
+
+CLEAN = "marq:clean"  # commit metadata: whoever committed this left nothing behind
+OPEN = "marq:open"  # somebody is at work here; found by a new owner, it means that he died
+
+BUSY_POLL = 0.02  # while messages are out, a nack may ask for one of them at any moment
+IDLE_POLL = 0.25
+FULL_PAUSE = 0.005  # with max_in_flight unsettled, how often to look whether one was settled
+TAKEOVER_AFTER = 1.0  # without a poll from the application, the keeper polls, so that the group goes on
+CAREFUL_SECONDS = 10.0  # after an unclean takeover commits follow every batch, so that a second death is cheap
+GATHER = 0.002  # markers that are asked for together travel together
+LETTER_AGAIN = 1.0
+DURABLE_WITHIN = 10.0
+
+
+def _consumer_id() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Consumer(Generic[T]):
+    """Hands out the messages of one queue. Iterate it in one thread; settle messages in any.
+
+    Made by `queue.consume()`; use it as a context manager, so that what is not settled goes back at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: str,
+        topics: Sequence[str],
+        group: str,
+        markers: str,
+        dead_letters: str,
+        transport: Transport,
+        codec: Codec[T],
+        retry: Retry,
+        settings: ConsumerSettings,
+        shared: bool,
+    ) -> None:
+        self.queue = queue
+        self.id = _consumer_id()
+        self._settings = settings
+        self._retry = retry
+        self._decode = None if getattr(codec, "identity", False) else codec.decode
+        self._filter = queue.encode() if shared else None
+        self._markers, self._dead_letters = markers, dead_letters
+        self._markers_partitions = transport.partitions(markers)
+        if not self._markers_partitions:
+            raise ConfigurationError(f"There is no topic {markers}. Create marq's topics: App(...).ensure_topics().")
+        self._desk = Desk(
+            Terms(
+                queue=queue,
+                owner=self.id,
+                lease=settings.lease.total_seconds(),
+                mark_after=settings.mark_after.total_seconds(),
+                hold_max=settings.hold_max.total_seconds(),
+                hold_bytes=settings.hold_bytes,
+                max_attempts=retry.max_attempts,
+                dead_letter_topic=dead_letters,
+            )
+        )
+        self._lock = threading.RLock()  # the desk; never held while publishing or serving reports
+        self._order_lock = threading.Lock()  # markers leave in the order in which the desk gave them
+        self._poll_lock = threading.Lock()
+        self._commit_lock = threading.RLock()  # so that an older position is never committed after a newer one
+        self._wake = threading.Event()
+        self._closing = False
+        self._closed = False
+        self._failure: MarqError | None = None
+        self._handing: Iterator[Message[T]] = iter(())
+        self._unhanded: Iterator[Message[T]] = iter(())  # what feeds it; knows how much is left
+        self._batch: tuple[list[Message[T]], list[Sheet], bytearray] = ([], [], bytearray())
+        self._stash: list[tuple[list[Message[T]], list[Sheet]]] = []
+        self._outstanding = 0
+        self._careful: dict[Place, int] = {}
+        self._careful_until = 0.0
+        self._polled_at = time.monotonic()
+        self._paused: list[Place] = []
+        self._letters: list[tuple[float, Message[T], Lease, str]] = []
+        self._publisher = transport.publisher()
+        self._subscription = transport.subscription(
+            group, topics, self, session_timeout=settings.session_timeout.total_seconds()
+        )
+        self._keeper = threading.Thread(target=self._keep, name=f"marq-keeper-{queue}", daemon=True)
+        self._keeper.start()
+
+    # Handing out
+
+    def __iter__(self) -> Iterator[Message[T]]:
+        while True:
+            yield from self._handing
+            self._handing = self._next_batch(None)
+            if self._closing:
+                return
+
+    def receive(self, max_messages: int = 1, timeout: timedelta = timedelta(seconds=1)) -> list[Message[T]]:
+        """At most so many messages, as soon as there is one; an empty list when there is none in time."""
+        until = time.monotonic() + timeout.total_seconds()
+        messages: list[Message[T]] = []
+        while not messages and not self._closing:
+            messages = list(islice(self._handing, max_messages))
+            if not messages:
+                self._handing = self._next_batch(until)
+                if time.monotonic() >= until and not operator.length_hint(self._unhanded):
+                    break
+        return messages
+
+    def _next_batch(self, until: float | None) -> Iterator[Message[T]]:
+        """Wait for something to hand out. Ends empty-handed when the consumer closes or the time is up."""
+        self._note_handed()
+        while not self._closing:
+            if self._failure is not None:
+                raise self._failure
+            with self._lock:
+                due, room, wait = self._look()
+            if due:
+                self._wake.set()
+                return self._hand(due, [])
+            if self._stash:
+                with self._lock:
+                    messages, sheets = self._stash.pop(0)
+                return self._hand([m for m in messages if m._sheet.flags[m._index] != LOST], sheets)  # noqa: SLF001
+            if room > 0:
+                if until is not None:
+                    wait = min(wait, max(0.0, until - time.monotonic()))
+                batch = self._poll(room, wait)
+                if batch is not None:
+                    return batch
+            else:
+                time.sleep(FULL_PAUSE)
+            if until is not None and time.monotonic() >= until:
+                break
+        return iter(())
+
+    def _look(self) -> tuple[list[Message[T]], int, float]:
+        """Held messages that are due, how many more may be in flight, and how long to wait for one."""
+        now = time.monotonic()
+        unsettled = self._desk.unsettled()
+        room = min(self._settings.poll_batch, self._settings.max_in_flight - unsettled)
+        due = [self._reissue(lease) for lease in self._desk.ready(now, room)]
+        chunk = BUSY_POLL if self._desk.leases or unsettled else IDLE_POLL
+        return due, room, max(0.0, min(chunk, self._desk.next_due() - now))
+
+    def _reissue(self, lease: Lease) -> Message[T]:
+        sheet = Sheet(self, lease.place, [lease.record], 0, flag=PARKED, attempt=lease.attempt)
+        self._desk.reissue(lease, sheet, 0)
+        data = lease.record.value()
+        return Message(lease.record, data if self._decode is None else self._decode(data), sheet, 0)  # type: ignore[arg-type]
+
+    def _poll(self, room: int, wait: float) -> Iterator[Message[T]] | None:
+        with self._poll_lock:
+            if self._paused:
+                with self._lock:
+                    paused = [place for place in self._paused if place in self._desk.frontiers]
+                self._subscription.resume(paused)
+                self._paused = []
+            runs = self._subscription.poll(room, wait)
+            self._polled_at = time.monotonic()
+        if not runs:
+            return None
+        messages, sheets = self._take(runs)
+        return self._hand(messages, sheets) if messages else None
+
+    def _take(self, runs: Sequence[Run]) -> tuple[list[Message[T]], list[Sheet]]:
+        messages: list[Message[T]] = []
+        sheets: list[Sheet] = []
+        careful = False
+        for topic, partition, rows, keys, data in runs:
+            place = (topic, partition)
+            end = rows[-1].offset() + 1
+            if self._filter is not None and keys.count(self._filter) != len(keys):
+                ours = [key == self._filter for key in keys]
+                rows, data = list(compress(rows, ours)), list(compress(data, ours))  # noqa: PLW2901 - narrowed to ours
+            sheet = Sheet(self, place, rows, end)
+            with self._lock:
+                if not self._desk.received(sheet):
+                    continue
+                if place in self._careful:
+                    careful = True
+                    self._lease_first(place, sheet)
+            sheets.append(sheet)
+            if self._decode is None:
+                messages.extend(map(Message, rows, data, repeat(sheet), range(len(rows))))  # type: ignore[arg-type]
+            else:
+                self._decode_into(messages, sheet, data)
+        if careful:
+            self._flush()
+            self._await_durable(sheets)
+        self._commit_before_handing(sheets, careful)
+        return messages, sheets
+
+    def _commit_before_handing(self, sheets: Sequence[Sheet], careful: bool) -> None:
+        """Nothing is handed out before the group knows that somebody is at work here: what comes now may kill us."""
+        with self._lock:
+            frontiers = [self._desk.frontiers.get(sheet.place) for sheet in sheets]
+            unknown = any(frontier is not None and frontier.committed < 0 for frontier in frontiers)
+        if not (careful or unknown or self._careful_until > time.monotonic()):
+            return
+        try:
+            self._commit(wait=careful or unknown)
+        except TransportError as error:
+            log.warning("a commit before messages are handed out failed and is made again: %s", error)
+            self.on_commit_failed()
+
+    def _decode_into(self, messages: list[Message[T]], sheet: Sheet, data: Sequence[bytes | None]) -> None:
+        """What cannot be read becomes a dead letter here: it would fail in every handler, for ever."""
+        decode = self._decode
+        assert decode is not None  # noqa: S101 - for the type checker: the caller looked
+        for index, payload in enumerate(data):
+            try:
+                value = decode(payload)
+            except DecodeError as error:
+                broken: Message[Any] = Message(sheet.records[index], None, sheet, index)
+                log.warning("%r becomes a dead letter: %s", broken, error)
+                self._bury(broken, f"cannot be decoded: {error}")
+            else:
+                messages.append(Message(sheet.records[index], value, sheet, index))
+
+    def _lease_first(self, place: Place, sheet: Sheet) -> None:
+        left = self._careful[place] - sheet.count
+        if left > 0:
+            self._careful[place] = left
+        else:
+            del self._careful[place]
+        self._desk.lease_all(sheet)
+
+    def _hand(self, messages: list[Message[T]], sheets: list[Sheet]) -> Iterator[Message[T]]:
+        wanted = bytearray(b"\1") * len(messages)  # cleared for what is taken away before it is handed out
+        with self._lock:
+            self._batch = (messages, sheets, wanted)
+            self._unhanded = iter(messages)
+            self._handing = compress(self._unhanded, wanted)
+        return self._handing
+
+    def _withhold(self, places: Sequence[Place]) -> None:
+        """What the application has not got yet of partitions that go is not handed out any more, unless it is leased."""
+        with self._lock:
+            self._note_handed()
+            messages, _, wanted = self._batch
+            for position in range(len(messages) - operator.length_hint(self._unhanded), len(messages)):
+                sheet, index = messages[position]._sheet, messages[position]._index  # noqa: SLF001
+                if sheet.place in places and sheet.flags[index] == IN_FLIGHT:
+                    wanted[position] = 0
+
+    def _note_handed(self) -> None:
+        """Tell the sheets how far the application has got: the list iterator knows, at no cost per message."""
+        with self._lock:
+            messages, sheets, _ = self._batch
+            handed = len(messages) - operator.length_hint(self._unhanded)
+            last = messages[handed - 1] if 0 < handed < len(messages) else None
+            for sheet in sheets if handed else ():
+                if last is not None and sheet is last._sheet:  # noqa: SLF001 - a message is a handle on the sheet
+                    sheet.handed = last._index + 1  # noqa: SLF001
+                    break
+                sheet.handed = sheet.count
+
+    # Settling: what a message asks for when one byte is not enough
+
+    def _lease_of(self, message: Message[Any]) -> tuple[Sheet, int, Lease | None]:
+        sheet, index = message._sheet, message._index  # noqa: SLF001 - a message is a handle on the consumer's sheet
+        return sheet, index, self._desk.find(sheet, index)
+
+    def _still_ours(self, message: Message[Any]) -> tuple[Sheet, int, Lease | None]:
+        """The lease to settle, or an error that says why there is none."""
+        sheet, index, lease = self._lease_of(message)
+        flag = sheet.flags[index]
+        if flag == LOST or (lease is not None and lease.state is State.EXPIRED):
+            self._desk.counts["stale"] += 1
+            raise LeaseExpiredError(message_id=message.id)
+        settled = lease is None and flag != IN_FLIGHT
+        if settled or (lease is not None and lease.state not in {State.MARKING, State.LEASED}):
+            raise AlreadySettledError(message_id=message.id)
+        return sheet, index, lease
+
+    def ack_late(self, message: Message[Any]) -> None:
+        with self._lock:
+            sheet, index, lease = self._lease_of(message)
+            if lease is not None and lease.state in {State.MARKING, State.LEASED, State.EXPIRED}:
+                self._desk.ack(lease)
+            elif sheet.flags[index] == LOST:
+                self._desk.counts["stale"] += 1
+            elif sheet.flags[index] != ACKED:
+                raise AlreadySettledError(message_id=message.id)
+        self._wake.set()
+
+    def nack(self, message: Message[Any], delay: timedelta | None) -> None:
+        with self._lock:
+            sheet, index, lease = self._still_ours(message)
+            attempt = lease.attempt if lease is not None else self._desk.attempt_of(sheet, index)
+            limit = self._retry.max_attempts
+            exhausted = bool(limit) and attempt >= limit
+            if not exhausted:
+                wait = delay if delay is not None else self._retry.delay_after(attempt, random.random)
+                if wait < timedelta(0):
+                    raise ConfigurationError(f"nack: delay must not be negative, not {wait}.")
+                self._desk.nack(sheet, index, lease, wait.total_seconds())
+        if exhausted:
+            self._bury(message, f"failed {attempt} times")
+        self._wake.set()
+
+    def extend(self, message: Message[Any], lease_for: timedelta) -> None:
+        if not timedelta(seconds=1) <= lease_for <= timedelta(hours=12):
+            raise ConfigurationError(f"extend: lease must be from 1 second to 12 hours, not {lease_for}.")
+        with self._lock:
+            sheet, index, lease = self._still_ours(message)
+            self._desk.extend(sheet, index, lease, lease_for.total_seconds(), time.monotonic())
+        self._wake.set()
+
+    def dead_letter(self, message: Message[Any], reason: str) -> None:
+        with self._lock:
+            self._still_ours(message)
+        self._bury(message, reason)
+        self._wake.set()
+
+    def _bury(self, message: Message[Any], reason: str) -> None:
+        with self._lock:
+            sheet, index, lease = self._lease_of(message)
+            lease = self._desk.dying(sheet, index, lease)
+        self._write_letter(message, lease, reason)
+
+    def _write_letter(self, message: Message[Any], lease: Lease, reason: str) -> None:
+        """The dead letter first; only when it is durable is the message settled. A refused one is written again."""
+        record = lease.record
+        original = records.Original(
+            self.queue,
+            *lease.place,
+            lease.offset,
+            record.key(),
+            record.value(),
+            record.headers() or [],
+            max(0, record.timestamp()[1]),
+        )
+        letter = records.dead_letter_of(
+            original, topic=self._dead_letters, attempts=lease.attempt, reason=reason
+        )
+
+        def report(error: Any, _: Record) -> None:
+            with self._lock:
+                self._outstanding -= 1
+                if error:
+                    self._letter_again(message, lease, reason, self._publisher.error(error))
+                else:
+                    self._desk.died(lease)
+            self._wake.set()
+
+        with self._lock:
+            self._outstanding += 1
+        try:
+            self._publisher.publish(letter.topic, letter.value, letter.key, letter.headers, report=report)
+        except MarqError as error:
+            with self._lock:
+                self._outstanding -= 1
+                self._letter_again(message, lease, reason, error)
+
+    def _letter_again(self, message: Message[Any], lease: Lease, reason: str, error: MarqError) -> None:
+        log.error("%r stays in flight: its dead letter could not be written to %s: %s", message, self._dead_letters, error)
+        self._letters.append((time.monotonic() + LETTER_AGAIN, message, lease, reason))
+
+    def key_of(self, record: Record) -> bytes | None:
+        if self._filter is None:
+            return record.key()
+        return next((data for name, data in record.headers() or () if name == records.KEY), None)
+
+    # Assignments, told from inside a poll
+
+    def on_assigned(self, partitions: Sequence[Assigned]) -> None:
+        with self._lock:
+            for topic, partition, start, metadata in partitions:
+                self._desk.assigned((topic, partition), start)
+                if metadata != CLEAN:
+                    self._careful[topic, partition] = self._settings.max_in_flight
+                    self._careful_until = time.monotonic() + CAREFUL_SECONDS
+        self._wake.set()
+
+    def on_revoked(self, places: Sequence[Sequence[Any]] | Sequence[Place]) -> None:
+        """What the application has is leased before the partition goes, so the next owner does not get it too."""
+        self._withhold(places)  # type: ignore[arg-type]
+        with self._lock:
+            self._desk.lease_handed(places)  # type: ignore[arg-type]
+            sheets = [s for p in places if p in self._desk.frontiers for s in self._desk.frontiers[p].sheets]  # type: ignore[index]
+        self._flush()
+        self._await_durable(sheets)
+        try:
+            self._commit(wait=True, metadata=CLEAN, places=places)  # type: ignore[arg-type]
+        except TransportError as error:
+            log.warning("the last commit before a partition went failed; its next owner reads a little again: %s", error)
+        self._drop(places)  # type: ignore[arg-type]
+
+    def on_lost(self, places: Sequence[Place]) -> None:
+        log.warning("lost %d partitions of %s: another consumer may have them already", len(places), self.queue)
+        self._withhold(places)
+        self._drop(places)
+
+    def _drop(self, places: Sequence[Place]) -> None:
+        with self._lock:
+            for place in places:
+                self._desk.dropped(place)
+                self._careful.pop(place, None)
+
+    def on_commit_failed(self) -> None:
+        with self._lock:
+            self._desk.commit_again()
+
+    # The keeper
+
+    def _keep(self) -> None:
+        """Marks what is slow, keeps leases alive, commits, and polls when the application does not."""
+        scan = max(0.01, self._settings.mark_after.total_seconds() / 4)
+        commit_every = self._settings.commit_interval.total_seconds()
+        commit_at = 0.0
+        while not self._closed:
+            with self._lock:
+                busy = self._outstanding > 0
+            self._wake.wait(0.005 if busy else min(scan, commit_every, 0.25))
+            if self._wake.is_set():
+                self._wake.clear()
+                time.sleep(GATHER)
+            try:
+                self._note_handed()
+                now = time.monotonic()
+                with self._lock:
+                    self._desk.mark_slow(now)
+                    self._desk.renew(now)
+                self._flush()
+                self._publisher.serve(0)
+                self._letters_again(now)
+                if now >= commit_at:
+                    self._commit(wait=False)
+                    commit_at = now + commit_every
+                if now - self._polled_at > TAKEOVER_AFTER and not self._closing:
+                    self._poll_for_the_group()
+            except MarqError as error:
+                self._give_up_on(error)
+            except Exception:
+                log.exception("the keeper of %s goes on after an error; please report it", self.queue)
+
+    def _give_up_on(self, error: MarqError) -> None:
+        if isinstance(error, TransportError) and not error.retryable:
+            self._failure = error
+        log.warning("the keeper of %s tries again after: %s", self.queue, error)
+
+    def _poll_for_the_group(self) -> None:
+        """A handler that takes long must not cost the group its member: poll with everything paused."""
+        if not self._poll_lock.acquire(blocking=False):
+            return
+        try:
+            with self._lock:
+                self._paused = list(self._desk.frontiers)
+            self._subscription.pause(self._paused)
+            runs = self._subscription.poll(100, 0)
+        finally:
+            self._poll_lock.release()
+        if runs:
+            batch = self._take(runs)
+            if batch[0]:
+                with self._lock:
+                    self._stash.append(batch)
+
+    def _letters_again(self, now: float) -> None:
+        with self._lock:
+            due = [entry for entry in self._letters if entry[0] <= now]
+            self._letters = [entry for entry in self._letters if entry[0] > now]
+        for _, message, lease, reason in due:
+            self._write_letter(message, lease, reason)
+
+    def _flush(self) -> None:
+        """Write what the desk has ordered."""
+        if not self._desk.has_orders:
+            return
+        with self._order_lock:
+            with self._lock:
+                orders = list(self._desk.orders(time.monotonic()))
+                self._outstanding += len(orders)
+            for order in orders:
+                self._write(order)
+
+    def _write(self, order: Order) -> None:
+        marker = order.marker
+        key = records.stream_key(*marker.stream)
+
+        def report(error: Any, _: Record) -> None:
+            self._reported(order, self._publisher.error(error) if error else None)
+
+        try:
+            self._publisher.publish(
+                self._markers,
+                records.encode(marker),
+                key,
+                partition=records.home(key, self._markers_partitions),
+                report=report,
+            )
+        except MarqError as error:
+            self._reported(order, error)
+
+    def _reported(self, order: Order, error: MarqError | None) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._outstanding -= 1
+            if error is None:
+                self._desk.delivered(order, now)
+            else:
+                self._desk.failed(order, now, forever=isinstance(error, MessageTooLargeError))
+                log.warning("a marker could not be written and is written again: %s", error)
+
+    def _await_durable(self, sheets: Any) -> None:
+        """Wait until nothing of these runs is on its way any more. Without a broker there is nothing better to do."""
+        waiting = list(sheets)
+        until = time.monotonic() + DURABLE_WITHIN
+        while time.monotonic() < until:
+            waiting = [sheet for sheet in waiting if PENDING in sheet.flags]
+            if not waiting:
+                return
+            self._publisher.serve(0.01)
+            self._flush()
+
+    def _commit(self, *, wait: bool, metadata: str = OPEN, places: Sequence[Place] | None = None) -> None:
+        with self._commit_lock:
+            with self._lock:
+                positions = self._desk.positions()
+                if places is not None:
+                    chosen = {place: self._desk.frontiers[place] for place in places if place in self._desk.frontiers}
+                    positions = {p: frontier.position for p, frontier in chosen.items() if frontier.position >= 0}
+                self._desk.committed(positions.items())
+            if positions:
+                self._subscription.commit({p: Commit(offset, metadata) for p, offset in positions.items()}, wait=wait)
+
+    # Ending
+
+    def stop(self) -> None:
+        """End the iteration after the message in hand; from any thread or a signal handler."""
+        self._closing = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """Give everything back: what is not settled is delivered again at once, to somebody else."""
+        if self._closed:
+            return
+        self._closing = True
+        self._note_handed()
+        with self._poll_lock:
+            with self._lock:
+                places = list(self._desk.frontiers)
+                sheets = [sheet for frontier in self._desk.frontiers.values() for sheet in frontier.sheets]
+                self._desk.close(time.monotonic())
+            try:
+                self._flush()
+                self._await_durable(sheets)
+                self._await_outstanding()
+                self._commit(wait=True, metadata=CLEAN, places=places)
+            except MarqError as error:
+                log.warning("%s closes without a last commit: %s", self.queue, error)
+            finally:
+                self._closed = True
+                self._wake.set()
+                self._keeper.join(timeout=30)
+                self._subscription.close()
+
+    def _await_outstanding(self) -> None:
+        until = time.monotonic() + DURABLE_WITHIN
+        while self._outstanding > 0 and time.monotonic() < until:
+            self._publisher.serve(0.01)
+
+    def __enter__(self) -> Consumer[T]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What this consumer has done so far."""
+        with self._lock:
+            self._desk.positions()
+            return dict(self._desk.counts)
