@@ -47,7 +47,7 @@ MAY_IMPORT = {
 NOUNS_MAY_NOT_IMPORT = {*SURFACES, "pipeline", "stack"}
 # The only rooms that may import these, even inside a function.
 ONLY_IN = {
-    "confluent_kafka": {"transport"},
+    "confluent_kafka": {"transport", "bench"},
     "pyspark": {"pipeline"},
     "py4j": {"pipeline"},
     "pandas": {"pipeline"},

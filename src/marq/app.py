@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from marq.errors import ConfigurationError
 from marq.queue import Queue
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DEFAULT_RETRY = Retry()
 MESSAGE_BYTES_DEFAULT = 1_000_000  # librdkafka's message.max.bytes
 MARKER_OVERHEAD = 4_096  # what a START adds to the payload that it carries
 
@@ -62,7 +63,7 @@ class App:
     @overload
     def queue(self, name: str, kind: Codec[T], *, retry: Retry = ...) -> Queue[T]: ...
 
-    def queue(self, name: str, kind: Any = bytes, *, retry: Retry = Retry()) -> Queue[Any]:
+    def queue(self, name: str, kind: Any = bytes, *, retry: Retry = DEFAULT_RETRY) -> Queue[Any]:
         """A queue of this name whose messages are values of this type. Declared twice alike, it is the same queue."""
         queue_name(name)
         with self._lock:
@@ -153,7 +154,7 @@ class App:
         if transport is not None:
             transport.close()
 
-    def __enter__(self) -> App:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -14,19 +14,20 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import compress, islice, repeat
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from marq._intake import Intake
+from marq._scribe import Scribe
 from marq.codecs import Codec
 from marq.core import records
-from marq.core.desk import Desk, Lease, Order, State, Terms
-from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Place, Sheet
+from marq.core.desk import Desk
+from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, Place, Sheet
+from marq.core.lease import Lease, State, Terms
 from marq.errors import (
     AlreadySettledError,
     ConfigurationError,
-    DecodeError,
     LeaseExpiredError,
     MarqError,
-    MessageTooLargeError,
     TransportError,
 )
 from marq.message import Message
@@ -47,8 +48,6 @@ FULL_PAUSE = 0.005  # with max_in_flight unsettled, how often to look whether on
 TAKEOVER_AFTER = 1.0  # without a poll from the application, the keeper polls, so that the group goes on
 CAREFUL_SECONDS = 10.0  # after an unclean takeover commits follow every batch, so that a second death is cheap
 GATHER = 0.002  # markers that are asked for together travel together
-LETTER_AGAIN = 1.0
-DURABLE_WITHIN = 10.0
 
 
 def _consumer_id() -> str:
@@ -79,11 +78,9 @@ class Consumer(Generic[T]):
         self.id = _consumer_id()
         self._settings = settings
         self._retry = retry
-        self._decode = None if getattr(codec, "identity", False) else codec.decode
-        self._filter = queue.encode() if shared else None
-        self._markers, self._dead_letters = markers, dead_letters
-        self._markers_partitions = transport.partitions(markers)
-        if not self._markers_partitions:
+        self._shared = shared
+        partitions = transport.partitions(markers)
+        if not partitions:
             raise ConfigurationError(f"There is no topic {markers}. Create marq's topics: App(...).ensure_topics().")
         self._desk = Desk(
             Terms(
@@ -97,8 +94,8 @@ class Consumer(Generic[T]):
                 dead_letter_topic=dead_letters,
             )
         )
+        self._intake = Intake(codec, queue.encode() if shared else None, self._desk.counts)
         self._lock = threading.RLock()  # the desk; never held while publishing or serving reports
-        self._order_lock = threading.Lock()  # markers leave in the order in which the desk gave them
         self._poll_lock = threading.Lock()
         self._commit_lock = threading.RLock()  # so that an older position is never committed after a newer one
         self._wake = threading.Event()
@@ -109,13 +106,14 @@ class Consumer(Generic[T]):
         self._unhanded: Iterator[Message[T]] = iter(())  # what feeds it; knows how much is left
         self._batch: tuple[list[Message[T]], list[Sheet], bytearray] = ([], [], bytearray())
         self._stash: list[tuple[list[Message[T]], list[Sheet]]] = []
-        self._outstanding = 0
         self._careful: dict[Place, int] = {}
         self._careful_until = 0.0
         self._polled_at = time.monotonic()
         self._paused: list[Place] = []
-        self._letters: list[tuple[float, Message[T], Lease, str]] = []
         self._publisher = transport.publisher()
+        self._scribe = Scribe(
+            self._desk, self._lock, self._publisher, markers=markers, partitions=partitions, wake=self._wake.set
+        )
         self._subscription = transport.subscription(
             group, topics, self, session_timeout=settings.session_timeout.total_seconds()
         )
@@ -182,8 +180,7 @@ class Consumer(Generic[T]):
     def _reissue(self, lease: Lease) -> Message[T]:
         sheet = Sheet(self, lease.place, [lease.record], 0, flag=PARKED, attempt=lease.attempt)
         self._desk.reissue(lease, sheet, 0)
-        data = lease.record.value()
-        return Message(lease.record, data if self._decode is None else self._decode(data), sheet, 0)  # type: ignore[arg-type]
+        return Message(lease.record, self._intake.value(lease.record.value()), sheet, 0)
 
     def _poll(self, room: int, wait: float) -> Iterator[Message[T]] | None:
         with self._poll_lock:
@@ -203,27 +200,23 @@ class Consumer(Generic[T]):
         messages: list[Message[T]] = []
         sheets: list[Sheet] = []
         careful = False
-        for topic, partition, rows, keys, data in runs:
-            place = (topic, partition)
-            end = rows[-1].offset() + 1
-            if self._filter is not None and keys.count(self._filter) != len(keys):
-                ours = [key == self._filter for key in keys]
-                rows, data = list(compress(rows, ours)), list(compress(data, ours))  # noqa: PLW2901 - narrowed to ours
-            sheet = Sheet(self, place, rows, end)
+        for run in runs:
+            rows, values, broken, end = self._intake.open(run)
+            sheet = Sheet(self, (run.topic, run.partition), rows, end)
             with self._lock:
                 if not self._desk.received(sheet):
                     continue
-                if place in self._careful:
+                if sheet.place in self._careful:
                     careful = True
-                    self._lease_first(place, sheet)
+                    self._lease_first(sheet.place, sheet)
             sheets.append(sheet)
-            if self._decode is None:
-                messages.extend(map(Message, rows, data, repeat(sheet), range(len(rows))))  # type: ignore[arg-type]
-            else:
-                self._decode_into(messages, sheet, data)
+            opened = list(map(Message, rows, values, repeat(sheet), range(len(rows))))
+            if broken:
+                opened = self._without(opened, broken)
+            messages.extend(opened)
         if careful:
-            self._flush()
-            self._await_durable(sheets)
+            self._scribe.flush()
+            self._scribe.settle(sheets)
         self._commit_before_handing(sheets, careful)
         return messages, sheets
 
@@ -240,19 +233,12 @@ class Consumer(Generic[T]):
             log.warning("a commit before messages are handed out failed and is made again: %s", error)
             self.on_commit_failed()
 
-    def _decode_into(self, messages: list[Message[T]], sheet: Sheet, data: Sequence[bytes | None]) -> None:
+    def _without(self, messages: list[Message[T]], broken: dict[int, str]) -> list[Message[T]]:
         """What cannot be read becomes a dead letter here: it would fail in every handler, for ever."""
-        decode = self._decode
-        assert decode is not None  # noqa: S101 - for the type checker: the caller looked
-        for index, payload in enumerate(data):
-            try:
-                value = decode(payload)
-            except DecodeError as error:
-                broken: Message[Any] = Message(sheet.records[index], None, sheet, index)
-                log.warning("%r becomes a dead letter: %s", broken, error)
-                self._bury(broken, f"cannot be decoded: {error}")
-            else:
-                messages.append(Message(sheet.records[index], value, sheet, index))
+        for index, reason in broken.items():
+            log.warning("%r becomes a dead letter: %s", messages[index], reason)
+            self._bury(messages[index], f"cannot be decoded: {reason}")
+        return [message for index, message in enumerate(messages) if index not in broken]
 
     def _lease_first(self, place: Place, sheet: Sheet) -> None:
         left = self._careful[place] - sheet.count
@@ -271,7 +257,7 @@ class Consumer(Generic[T]):
         return self._handing
 
     def _withhold(self, places: Sequence[Place]) -> None:
-        """What the application has not got yet of partitions that go is not handed out any more, unless it is leased."""
+        """What the application has not got yet of partitions that go stays here, unless it is leased."""
         with self._lock:
             self._note_handed()
             messages, _, wanted = self._batch
@@ -354,48 +340,10 @@ class Consumer(Generic[T]):
         with self._lock:
             sheet, index, lease = self._lease_of(message)
             lease = self._desk.dying(sheet, index, lease)
-        self._write_letter(message, lease, reason)
-
-    def _write_letter(self, message: Message[Any], lease: Lease, reason: str) -> None:
-        """The dead letter first; only when it is durable is the message settled. A refused one is written again."""
-        record = lease.record
-        original = records.Original(
-            self.queue,
-            *lease.place,
-            lease.offset,
-            record.key(),
-            record.value(),
-            record.headers() or [],
-            max(0, record.timestamp()[1]),
-        )
-        letter = records.dead_letter_of(
-            original, topic=self._dead_letters, attempts=lease.attempt, reason=reason
-        )
-
-        def report(error: Any, _: Record) -> None:
-            with self._lock:
-                self._outstanding -= 1
-                if error:
-                    self._letter_again(message, lease, reason, self._publisher.error(error))
-                else:
-                    self._desk.died(lease)
-            self._wake.set()
-
-        with self._lock:
-            self._outstanding += 1
-        try:
-            self._publisher.publish(letter.topic, letter.value, letter.key, letter.headers, report=report)
-        except MarqError as error:
-            with self._lock:
-                self._outstanding -= 1
-                self._letter_again(message, lease, reason, error)
-
-    def _letter_again(self, message: Message[Any], lease: Lease, reason: str, error: MarqError) -> None:
-        log.error("%r stays in flight: its dead letter could not be written to %s: %s", message, self._dead_letters, error)
-        self._letters.append((time.monotonic() + LETTER_AGAIN, message, lease, reason))
+        self._scribe.bury(lease, reason)
 
     def key_of(self, record: Record) -> bytes | None:
-        if self._filter is None:
+        if not self._shared:
             return record.key()
         return next((data for name, data in record.headers() or () if name == records.KEY), None)
 
@@ -410,19 +358,22 @@ class Consumer(Generic[T]):
                     self._careful_until = time.monotonic() + CAREFUL_SECONDS
         self._wake.set()
 
-    def on_revoked(self, places: Sequence[Sequence[Any]] | Sequence[Place]) -> None:
+    def on_revoked(self, places: Sequence[Place]) -> None:
         """What the application has is leased before the partition goes, so the next owner does not get it too."""
-        self._withhold(places)  # type: ignore[arg-type]
+        self._withhold(places)
         with self._lock:
-            self._desk.lease_handed(places)  # type: ignore[arg-type]
-            sheets = [s for p in places if p in self._desk.frontiers for s in self._desk.frontiers[p].sheets]  # type: ignore[index]
-        self._flush()
-        self._await_durable(sheets)
+            self._desk.lease_handed(places)
+            frontiers = [self._desk.frontiers[place] for place in places if place in self._desk.frontiers]
+            sheets = [sheet for frontier in frontiers for sheet in frontier.sheets]
+        self._scribe.flush()
+        self._scribe.settle(sheets)
         try:
-            self._commit(wait=True, metadata=CLEAN, places=places)  # type: ignore[arg-type]
+            self._commit(wait=True, metadata=CLEAN, places=places)
         except TransportError as error:
-            log.warning("the last commit before a partition went failed; its next owner reads a little again: %s", error)
-        self._drop(places)  # type: ignore[arg-type]
+            log.warning(
+                "the last commit before a partition went failed; its next owner reads a little again: %s", error
+            )
+        self._drop(places)
 
     def on_lost(self, places: Sequence[Place]) -> None:
         log.warning("lost %d partitions of %s: another consumer may have them already", len(places), self.queue)
@@ -437,6 +388,7 @@ class Consumer(Generic[T]):
 
     def on_commit_failed(self) -> None:
         with self._lock:
+            self._desk.counts["commit_failed"] += 1
             self._desk.commit_again()
 
     # The keeper
@@ -447,9 +399,7 @@ class Consumer(Generic[T]):
         commit_every = self._settings.commit_interval.total_seconds()
         commit_at = 0.0
         while not self._closed:
-            with self._lock:
-                busy = self._outstanding > 0
-            self._wake.wait(0.005 if busy else min(scan, commit_every, 0.25))
+            self._wake.wait(0.005 if self._scribe.is_busy else min(scan, commit_every, 0.25))
             if self._wake.is_set():
                 self._wake.clear()
                 time.sleep(GATHER)
@@ -459,9 +409,9 @@ class Consumer(Generic[T]):
                 with self._lock:
                     self._desk.mark_slow(now)
                     self._desk.renew(now)
-                self._flush()
+                self._scribe.flush()
                 self._publisher.serve(0)
-                self._letters_again(now)
+                self._scribe.try_refused(now)
                 if now >= commit_at:
                     self._commit(wait=False)
                     commit_at = now + commit_every
@@ -494,63 +444,6 @@ class Consumer(Generic[T]):
                 with self._lock:
                     self._stash.append(batch)
 
-    def _letters_again(self, now: float) -> None:
-        with self._lock:
-            due = [entry for entry in self._letters if entry[0] <= now]
-            self._letters = [entry for entry in self._letters if entry[0] > now]
-        for _, message, lease, reason in due:
-            self._write_letter(message, lease, reason)
-
-    def _flush(self) -> None:
-        """Write what the desk has ordered."""
-        if not self._desk.has_orders:
-            return
-        with self._order_lock:
-            with self._lock:
-                orders = list(self._desk.orders(time.monotonic()))
-                self._outstanding += len(orders)
-            for order in orders:
-                self._write(order)
-
-    def _write(self, order: Order) -> None:
-        marker = order.marker
-        key = records.stream_key(*marker.stream)
-
-        def report(error: Any, _: Record) -> None:
-            self._reported(order, self._publisher.error(error) if error else None)
-
-        try:
-            self._publisher.publish(
-                self._markers,
-                records.encode(marker),
-                key,
-                partition=records.home(key, self._markers_partitions),
-                report=report,
-            )
-        except MarqError as error:
-            self._reported(order, error)
-
-    def _reported(self, order: Order, error: MarqError | None) -> None:
-        now = time.monotonic()
-        with self._lock:
-            self._outstanding -= 1
-            if error is None:
-                self._desk.delivered(order, now)
-            else:
-                self._desk.failed(order, now, forever=isinstance(error, MessageTooLargeError))
-                log.warning("a marker could not be written and is written again: %s", error)
-
-    def _await_durable(self, sheets: Any) -> None:
-        """Wait until nothing of these runs is on its way any more. Without a broker there is nothing better to do."""
-        waiting = list(sheets)
-        until = time.monotonic() + DURABLE_WITHIN
-        while time.monotonic() < until:
-            waiting = [sheet for sheet in waiting if PENDING in sheet.flags]
-            if not waiting:
-                return
-            self._publisher.serve(0.01)
-            self._flush()
-
     def _commit(self, *, wait: bool, metadata: str = OPEN, places: Sequence[Place] | None = None) -> None:
         with self._commit_lock:
             with self._lock:
@@ -560,6 +453,7 @@ class Consumer(Generic[T]):
                     positions = {p: frontier.position for p, frontier in chosen.items() if frontier.position >= 0}
                 self._desk.committed(positions.items())
             if positions:
+                self._desk.counts["commits"] += 1
                 self._subscription.commit({p: Commit(offset, metadata) for p, offset in positions.items()}, wait=wait)
 
     # Ending
@@ -581,9 +475,9 @@ class Consumer(Generic[T]):
                 sheets = [sheet for frontier in self._desk.frontiers.values() for sheet in frontier.sheets]
                 self._desk.close(time.monotonic())
             try:
-                self._flush()
-                self._await_durable(sheets)
-                self._await_outstanding()
+                self._scribe.flush()
+                self._scribe.settle(sheets)
+                self._scribe.drain()
                 self._commit(wait=True, metadata=CLEAN, places=places)
             except MarqError as error:
                 log.warning("%s closes without a last commit: %s", self.queue, error)
@@ -593,12 +487,7 @@ class Consumer(Generic[T]):
                 self._keeper.join(timeout=30)
                 self._subscription.close()
 
-    def _await_outstanding(self) -> None:
-        until = time.monotonic() + DURABLE_WITHIN
-        while self._outstanding > 0 and time.monotonic() < until:
-            self._publisher.serve(0.01)
-
-    def __enter__(self) -> Consumer[T]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

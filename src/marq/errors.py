@@ -14,6 +14,7 @@ MarqError
 ├── MalformedMarkerError (ValueError) a record on the markers topic is no marker batch; readers skip and count it
 ├── PipelineError                     the Spark pipeline could not start or stopped
 │   └── LedgerStateError              the stored state cannot be read; the message says how to rebuild it
+├── BenchError                        a measurement could not be finished
 └── StackError                        an embedded server could not be had
     ├── JavaNotFoundError             no Java, or one older than 17
     ├── DownloadError                 the jars are not in the cache and could not be fetched
@@ -130,3 +131,7 @@ class DataFolderError(StackError):
 
 class ServerStartError(StackError):
     """The server did not start. Its log says why."""
+
+
+class BenchError(MarqError):
+    """A measurement could not be finished."""

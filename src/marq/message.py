@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from marq.core import records
-from marq.errors import MarqError, SendError, TransportError
+from marq.errors import SendError, TransportError
 from marq.transport.base import Publisher, Record
 
 T_co = TypeVar("T_co", covariant=True)
+
+CONFIRMED_WITHIN = timedelta(minutes=2)  # longer than the producer tries, so that its own error comes first
 
 
 class Message(msgspec.Struct, Generic[T_co], eq=False, gc=False):
@@ -55,7 +56,8 @@ class Message(msgspec.Struct, Generic[T_co], eq=False, gc=False):
     def id(self) -> str:
         """The same through every retry and redelivery: where the message first lay."""
         past = records.provenance(self._record.headers())
-        return past.id or records.message_id(*self._sheet.place, self._record.offset())
+        topic, partition = self._sheet.place
+        return past.id or records.message_id(topic, partition, self._record.offset())
 
     @property
     def attempt(self) -> int:
@@ -94,31 +96,25 @@ class Message(msgspec.Struct, Generic[T_co], eq=False, gc=False):
         return f"<Message {self.id} of {self.queue}, attempt {self.attempt}>"
 
 
-class Receipt:
+class Receipt(msgspec.Struct, eq=False, gc=False):
     """The broker's word that a message is durable, or will be: `result()` waits for it."""
 
-    __slots__ = ("_done", "_error", "_publisher", "_topic", "_waiter", "offset", "partition", "queue")
+    # Like Message, a C struct out of the collector's sight; the transport calls it when the broker has answered.
+    _publisher: Publisher
+    queue: str
+    _topic: str
+    partition: int = -1
+    offset: int = -1
+    _error: Any = None
+    _done: bool = False
 
-    def __init__(self, publisher: Publisher, queue: str, topic: str) -> None:
-        self._publisher = publisher
-        self._topic = topic
-        self._error: Any = None
-        self._done = False
-        self._waiter: Callable[[], object] | None = None
-        self.queue = queue
-        self.partition = -1
-        self.offset = -1
-
-    def report(self, error: Any, record: Record) -> None:
-        """What the transport calls when the broker has answered."""
+    def __call__(self, error: Any, record: Record) -> None:
         if error:
             self._error = error
         else:
             self.partition = record.partition()
             self.offset = record.offset()
         self._done = True
-        if self._waiter is not None:
-            self._waiter()
 
     def done(self) -> bool:
         """Whether the broker has answered."""
@@ -131,32 +127,37 @@ class Receipt:
             raise SendError("The message has no id before it is durable. Call result() first.", queue=self.queue)
         return records.message_id(self._topic, self.partition, self.offset)
 
-    def result(self, timeout: timedelta | None = None) -> Receipt:
+    def result(self, timeout: timedelta = CONFIRMED_WITHIN) -> Receipt:
         """Wait until the message is durable. Raises what went wrong; the message was then not confirmed."""
-        until = time.monotonic() + (timeout.total_seconds() if timeout is not None else 120.0)
-        while not self._done:
-            if time.monotonic() > until:
-                raise TransportError(
-                    f"The broker has not confirmed a message to {self.queue} in time. It may still do so; "
-                    "sending it again may deliver it twice."
-                )
-            self._publisher.serve(0.05)
-        if self._error is not None:
-            raise self.error_of(self._error)
-        return self
-
-    def error_of(self, raw: Any) -> MarqError:
-        error = self._publisher.error(raw)
-        return error if isinstance(error, SendError) else SendError(str(error), queue=self.queue)
+        if not self._done:
+            until = time.monotonic() + timeout.total_seconds()
+            while not self._done:
+                self._publisher.serve(0.05)
+                if time.monotonic() > until and not self._done:
+                    raise self._unconfirmed()
+        return self._confirmed()
 
     async def wait(self) -> Receipt:
         """`result()` for asyncio."""
-        loop = asyncio.get_running_loop()
-        arrived = asyncio.Event()
-        self._waiter = lambda: loop.call_soon_threadsafe(arrived.set)
-        if not self._done:
-            await arrived.wait()
-        return self.result()
+        until = time.monotonic() + CONFIRMED_WITHIN.total_seconds()
+        while not self._done:
+            self._publisher.serve(0)
+            if time.monotonic() > until and not self._done:
+                raise self._unconfirmed()
+            await asyncio.sleep(0.002)
+        return self._confirmed()
+
+    def _confirmed(self) -> Receipt:
+        if self._error is not None:
+            error = self._publisher.error(self._error)
+            raise error if isinstance(error, SendError) else SendError(str(error), queue=self.queue)
+        return self
+
+    def _unconfirmed(self) -> TransportError:
+        return TransportError(
+            f"The broker has not confirmed a message to {self.queue} in time. It may still do so;"
+            " sending it again may deliver it twice."
+        )
 
     def __repr__(self) -> str:
         state = "on its way" if not self._done else "refused" if self._error is not None else f"offset {self.offset}"
@@ -164,4 +165,3 @@ class Receipt:
 
 
 __all__ = ["Message", "Receipt"]
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 from zlib import crc32
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HeaderInput = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
-SEND_CHUNK = 10_000
+SEND_CHUNK = 2_000
 SERVE_EVERY = 256
 HEADER_COST = 16
 
@@ -71,7 +72,7 @@ class Queue(Generic[T]):
         receipt = Receipt(publisher, self.name, self._topic)
         wire = self._headers(key, headers) if key is not None or headers else None
         self._check_size(data, wire)
-        publisher.publish(self._topic, data, self._key, wire, report=receipt.report)
+        publisher.publish(self._topic, data, self._key, wire, report=receipt)
         self._unserved += 1
         if self._unserved >= SERVE_EVERY:
             self._unserved = 0
@@ -87,28 +88,26 @@ class Queue(Generic[T]):
     def send_many(
         self, values: Iterable[T], *, key: str | bytes | None = None, headers: HeaderInput | None = None
     ) -> list[Receipt]:
-        """Send messages and wait until all are durable. Raises the first error; the receipts before it were confirmed."""
+        """Send messages and wait until all are durable. Raises the first error; those before it were confirmed."""
         publisher = self._app.publisher
         wire = self._headers(key, headers) if key is not None or headers else None
-        payloads = list(map(self._encode, values))
-        for data in payloads:
-            self._check_size(data, wire)
-        receipts = [Receipt(publisher, self.name, self._topic) for _ in payloads]
-        if wire is None:
-            for first in range(0, len(payloads), SEND_CHUNK):
-                reports = [receipt.report for receipt in receipts[first : first + SEND_CHUNK]]
-                publisher.publish_many(self._topic, payloads[first : first + SEND_CHUNK], self._key, reports)
-                publisher.serve(0)
-        else:
-            for data, receipt in zip(payloads, receipts, strict=True):
-                publisher.publish(self._topic, data, self._key, wire, report=receipt.report)
+        receipts: list[Receipt] = []
+        remaining = iter(values)
+        while payloads := list(map(self._encode, islice(remaining, SEND_CHUNK))):
+            self._check_size(max(payloads, key=len), wire)
+            chunk = [Receipt(publisher, self.name, self._topic) for _ in payloads]
+            if wire is None:
+                publisher.publish_many(self._topic, payloads, self._key, chunk)
+            else:
+                for data, receipt in zip(payloads, chunk, strict=True):
+                    publisher.publish(self._topic, data, self._key, wire, report=receipt)
+            receipts += chunk
+            publisher.serve(0)
         for receipt in receipts:
             receipt.result()
         return receipts
 
-    def _headers(
-        self, key: str | bytes | None, headers: HeaderInput | None
-    ) -> list[tuple[str, bytes | None]]:
+    def _headers(self, key: str | bytes | None, headers: HeaderInput | None) -> list[tuple[str, bytes | None]]:
         pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
         wire: list[tuple[str, bytes | None]] = []
         for name, value in pairs:

@@ -33,7 +33,7 @@ class Counters:
     stale: int = _counter("acks, nacks and extensions that came too late: the lease was lost")
     decode_failed: int = _counter("messages whose payload was not what the queue's type says")
     foreign_skipped: int = _counter("records of other queues skipped on a shared topic")
-    commits: int = _counter("offset commits that the broker confirmed")
+    commits: int = _counter("offset commits sent to the broker")
     commit_failed: int = _counter("offset commits that failed; the next one covers them")
     markers_sent: int = _counter("marker batches confirmed by the broker")
     markers_failed: int = _counter("marker batches that could not be made durable")

@@ -37,7 +37,7 @@ _EMPTY: dict[str, Any] = {
     "now": 0,
     "read_to": -1,
     "hot": (0, None),
-    "confirmations": False,
+    "confirmations": 0,
     "segments": (1, (), ()),
     "wheel": ((), ()),
     "given_up": (),
@@ -55,7 +55,7 @@ class Book:
         self._hot_stored: int
         self._first_stored: int | None
         self._hot_stored, self._first_stored = meta["hot"]
-        self._confirmations_stored: bool = meta["confirmations"]
+        self._confirmations_stored: int = meta["confirmations"]
         self.segments = Segments(shelf, meta["segments"])
         self.wheel = Wheel(shelf, meta["wheel"])
         self.given_up = GivenUp(shelf, meta["given_up"])
@@ -94,11 +94,11 @@ class Book:
         self.put(key, row, None if row[2] >> 1 else bucket_of(row[0], self.now))
 
     def put(self, key: int, row: Row, bucket: Bucket | None) -> None:
-        self.hot_changed = True
         if bucket is None:
             self.hot[key] = row
+            self.hot_changed = True
             return
-        self.hot.pop(key, None)
+        self.hot_changed |= self.hot.pop(key, None) is not None
         self.wheel.add(bucket, key, row)
         if self._lay_on_a_topic(key):
             self.given_up.add(key, row)
@@ -146,16 +146,17 @@ class Book:
         if self._has_read("names"):
             self.names.save()
         if self.hot_changed:
-            self._write(HOT, pack_rows([*self.hot], [*self.hot.values()]) if self.hot else None)
+            self._write(HOT, pack_rows([*self.hot], [*self.hot.values()]) if self.hot else None, self._hot_stored)
+            self._hot_stored = len(self.hot)
         if self.confirmations_changed:
-            self._write(CONFIRM, pack_blobs(self.confirmations) or None)
-        confirmations = self.confirmations if self._has_read("confirmations") else self._confirmations_stored
+            self._write(CONFIRM, pack_blobs(self.confirmations) or None, self._confirmations_stored)
+            self._confirmations_stored = len(self.confirmations)
         meta = {
             "format": FORMAT,
             "now": self.now,
             "read_to": self.read_to,
             "hot": (self.hot_count, self.first_deadline()),
-            "confirmations": bool(confirmations),
+            "confirmations": self._confirmations_stored,
             "segments": self.segments.directory(),
             "wheel": self.wheel.directory(),
             "given_up": self.given_up.directory(),
@@ -163,11 +164,11 @@ class Book:
         self._shelf.put(META, json.dumps(meta, separators=(",", ":")).encode())
         self.hot_changed = self.confirmations_changed = False
 
-    def _write(self, name: str, blob: bytes | None) -> None:
-        if blob is None:
-            self._shelf.delete(name)
-        else:
+    def _write(self, name: str, blob: bytes | None, stored: int) -> None:
+        if blob is not None:
             self._shelf.put(name, blob)
+        elif stored:
+            self._shelf.delete(name)
 
     def _compact(self) -> None:
         """Rewrite segments that are mostly dead, where all that is alive in them can be named."""

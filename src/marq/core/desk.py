@@ -16,80 +16,12 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum
 
-from marq.core.frontier import ACKED, IN_FLIGHT, PARKED, PENDING, Frontier, LogRecord, Place, Sheet
-from marq.core.records import Kind, Marker, provenance, split
+from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Frontier, Place, Sheet
+from marq.core.lease import KEPT, Lease, Order, State, Terms
+from marq.core.records import Kind, Marker, at, provenance, split
 
 KEEP_ALIVES_PER_LEASE = 3
-
-
-class State(Enum):
-    """Where a message stands that is not simply in flight."""
-
-    MARKING = "its START is on its way"
-    LEASED = "its lease is durable and kept alive"
-    RETRYING = "its next attempt is on its way to the log"
-    HELD = "it waits here for its time"
-    DYING = "its dead letter is on its way"
-    RELEASING = "it is being given up to the pipeline"
-    EXPIRED = "its lease ran out: the pipeline gives it to somebody else"
-
-
-@dataclass(slots=True, eq=False)
-class Lease:
-    """A message that needs more than its uncommitted offset."""
-
-    sheet: Sheet
-    index: int
-    record: LogRecord
-    place: Place
-    offset: int
-    attempt: int
-    state: State
-    durable: bool = False  # the log knows of it
-    renew_at: float = 0.0
-    expires_at: float = 0.0  # by our clock, counted from before the marker was sent: never too late
-    delay: float = 0.0
-    term: float = 0.0  # the length of the lease in force
-    due: float = 0.0
-    in_place: bool = False  # too large for any marker: it is protected by its uncommitted offset alone
-    home: tuple[Sheet, int] | None = None  # of one in place: the byte that the frontier waits for
-
-    @property
-    def key(self) -> tuple[Place, int]:
-        return self.place, self.offset
-
-    def mark(self, flag: int) -> None:
-        self.sheet.flags[self.index] = flag
-        if self.home is not None:
-            sheet, index = self.home
-            sheet.flags[index] = flag
-
-
-@dataclass(slots=True)
-class Order:
-    """A marker to write, and whom it concerns."""
-
-    marker: Marker
-    leases: list[Lease]
-    ordered_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What the queue grants its consumers, in seconds."""
-
-    queue: str
-    owner: str
-    lease: float
-    mark_after: float
-    hold_max: float
-    hold_bytes: int
-    max_attempts: int  # 0: no limit
-    dead_letter_topic: str
-    marker_bytes: int = 700_000
 
 
 class Desk:
@@ -113,11 +45,26 @@ class Desk:
         self.frontiers[place] = Frontier(start)
 
     def dropped(self, place: Place) -> None:
-        """A partition is no longer ours. Leases stay: they are real whoever has the partition."""
+        """A partition is no longer ours. Leases stay: they are real whoever has the partition.
+
+        What the log does not know of, and is not being told, belongs to the next owner: nothing more is said about it.
+        """
+        for lease in [lease for lease in self.leases.values() if lease.place == place]:
+            if lease.in_place or (not lease.sent and lease.state is not State.DYING):
+                self._withdraw(Kind.START, lease)
+                self._forsake(lease)
         frontier = self.frontiers.pop(place, None)
         if frontier is not None:
             self.counts["lost"] += frontier.abandon()
             self.counts["acked"] += frontier.acked
+
+    def _forsake(self, lease: Lease) -> None:
+        """Somebody else has this message, or will get it."""
+        if lease.state in {State.HELD, State.RETRYING}:
+            self._unhold(lease)
+        lease.state = State.EXPIRED
+        self._close(lease, LOST)
+        self.counts["lost"] += 1
 
     def positions(self) -> dict[Place, int]:
         """What may be committed and has not been."""
@@ -199,6 +146,9 @@ class Desk:
         record = sheet.records[index]
         attempt = self.attempt_of(sheet, index)
         lease = Lease(sheet, index, record, sheet.place, record.offset(), attempt, state, term=self.terms.lease)
+        older = self.leases.get(lease.key)
+        if older is not None:  # the partition was lost and has come back, with this message still uncommitted
+            self._forsake(older)
         lease.mark(PENDING)
         self.leases[lease.key] = lease
         return lease
@@ -228,6 +178,7 @@ class Desk:
             lease = self._open(sheet, index, State.RETRYING)
         elif lease.state is State.MARKING and self._withdraw(Kind.START, lease):
             lease.durable = False
+        self._withdraw(Kind.KEEPALIVE, lease)  # written after the RETRY it would undo the delay
         lease.attempt += spend
         lease.delay = delay
         lease.state = State.RETRYING
@@ -246,6 +197,7 @@ class Desk:
             self._release(lease, lease.delay)
 
     def _release(self, lease: Lease, delay: float) -> None:
+        self._withdraw(Kind.KEEPALIVE, lease)
         lease.state = State.RELEASING
         lease.term = delay
         if lease.durable:
@@ -265,10 +217,12 @@ class Desk:
 
     def died(self, lease: Lease) -> None:
         """The dead letter is durable."""
-        if lease.durable and not lease.in_place:
+        self.counts["dead_lettered"] += 1
+        if self.leases.get(lease.key) is not lease:
+            return
+        if lease.sent and not lease.in_place:
             self._ends.setdefault(lease.place, []).append(lease.offset)
         self._close(lease, PARKED)
-        self.counts["dead_lettered"] += 1
 
     def extend(self, sheet: Sheet, index: int, lease: Lease | None, term: float, now: float) -> None:
         """A lease of this length from now; automatic keep-alives go on when it nears its end."""
@@ -281,16 +235,20 @@ class Desk:
 
     def _close(self, lease: Lease, flag: int) -> None:
         lease.mark(flag)
-        self.leases.pop(lease.key, None)
+        if self.leases.get(lease.key) is lease:
+            del self.leases[lease.key]
 
     # What time brings
 
-    def ready(self, now: float) -> list[Lease]:
-        """Held messages whose time has come. Their attempt begins now, and the log is told."""
+    def ready(self, now: float, limit: int) -> list[Lease]:
+        """At most so many held messages whose time has come. Their attempt begins now, and the log is told."""
         out: list[Lease] = []
-        while self._held and self._held[0][0] <= now:
+        while len(out) < limit and self._held and self._held[0][0] <= now:
             lease = heapq.heappop(self._held)[2]
             if lease.state is not State.HELD:
+                continue
+            if not lease.in_place and now > lease.expires_at:
+                self._outlived(lease)
                 continue
             self._unhold(lease)
             lease.state = State.LEASED
@@ -316,21 +274,35 @@ class Desk:
         if now < self._next_renewal:
             return
         self._next_renewal = float("inf")
-        for lease in self.leases.values():
-            if lease.in_place or lease.state not in {State.LEASED, State.HELD, State.DYING} or not lease.durable:
-                continue
-            if now > lease.expires_at:
-                if lease.state is State.HELD:
-                    self._unhold(lease)
-                lease.state = State.EXPIRED
-                self.counts["expired"] += 1
-                continue
-            if lease.state is not State.HELD and now >= lease.renew_at:
-                lease.term = self.terms.lease
-                self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
-                self._renew_after(lease, now)
-            due = lease.expires_at if lease.state is State.HELD else min(lease.renew_at, lease.expires_at)
-            self._next_renewal = min(self._next_renewal, due)
+        for lease in list(self.leases.values()):
+            if lease.durable and not lease.in_place and lease.state in KEPT:
+                self._next_renewal = min(self._next_renewal, self._renew(lease, now))
+
+    def _renew(self, lease: Lease, now: float) -> float:
+        """Returns when to look at this lease again."""
+        if lease.state is State.EXPIRED:
+            forget_at = lease.expires_at + self.terms.lease
+            if now > forget_at:  # whoever had the handle has dropped it, or acks too late to matter
+                self._close(lease, LOST)
+            return forget_at
+        if now > lease.expires_at:
+            self._outlived(lease)
+            return now
+        if lease.state is State.HELD:
+            return lease.expires_at
+        if now >= lease.renew_at:
+            lease.term = self.terms.lease
+            self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
+            self._renew_after(lease, now)
+        return min(lease.renew_at, lease.expires_at)
+
+    def _outlived(self, lease: Lease) -> None:
+        """The pipeline gives it to somebody else. Whoever has the handle may still ack it; a held one has none."""
+        if lease.state is State.HELD:
+            self._unhold(lease)
+            self._close(lease, PARKED)
+        lease.state = State.EXPIRED
+        self.counts["expired"] += 1
 
     def _renew_after(self, lease: Lease, now: float) -> None:
         lease.renew_at = now + self.terms.lease / KEEP_ALIVES_PER_LEASE
@@ -349,6 +321,7 @@ class Desk:
                 self._unhold(lease)
                 self._release(lease, max(0.0, lease.due - now))
             elif lease.state is State.RETRYING:
+                self._unhold(lease)
                 self._withdraw(Kind.START, lease)
                 self._withdraw(Kind.RETRY, lease)
                 self._release(lease, lease.delay)
@@ -409,6 +382,9 @@ class Desk:
         return marker
 
     def _parts(self, marker: Marker, leases: list[Lease], now: float) -> Iterator[Order]:
+        if marker.kind == Kind.START:
+            for lease in leases:
+                lease.sent = True
         first = 0
         for part in split(marker, self.terms.marker_bytes):
             last = first + len(part.offsets)
@@ -417,24 +393,34 @@ class Desk:
 
     def delivered(self, order: Order, now: float) -> None:
         """A marker is durable. Times count from before it was sent, except a delay, which counts from now."""
-        kind = order.marker.kind
-        for lease in order.leases:
+        marker = order.marker
+        for position, lease in enumerate(order.leases):
             if self.leases.get(lease.key) is not lease:
                 continue
+            in_time = now <= lease.expires_at or marker.kind == Kind.START
+            term = at(marker.redeliver_after_ms, position, 0) / 1000
+            if in_time:  # else the lease may have run out first, and then the ledger took no notice
+                lease.expires_at = order.ordered_at + term
             lease.durable = True
-            lease.expires_at = order.ordered_at + lease.term
-            if kind == Kind.KEEPALIVE:
+            if marker.kind == Kind.KEEPALIVE:
                 self._next_renewal = min(self._next_renewal, lease.expires_at)
             elif lease.state is State.MARKING:
-                lease.state = State.LEASED
-                lease.mark(PARKED)
-                lease.renew_at = now + max(lease.term - self.terms.lease * 2 / 3, lease.term / KEEP_ALIVES_PER_LEASE)
-                self._next_renewal = min(self._next_renewal, lease.renew_at)
-                self.counts["leased"] += 1
-            elif lease.state is State.RETRYING and order.marker.waiting:
+                self._leased(lease, now, term)
+            elif lease.state is State.RETRYING and marker.waiting:
                 self._hold(lease, now)
-            elif lease.state is State.RELEASING and order.marker.waiting:
+                if not in_time:
+                    self._outlived(lease)
+            elif lease.state is State.RELEASING and marker.waiting:
                 self._close(lease, PARKED)
+
+    def _leased(self, lease: Lease, now: float, term: float) -> None:
+        lease.state = State.LEASED
+        lease.mark(PARKED)
+        lease.renew_at = now + max(lease.term - self.terms.lease * 2 / 3, lease.term / KEEP_ALIVES_PER_LEASE)
+        self._next_renewal = min(self._next_renewal, lease.renew_at, lease.expires_at)
+        if lease.term > term:  # extended while its START was on its way
+            self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
+        self.counts["leased"] += 1
 
     def _hold(self, lease: Lease, now: float) -> None:
         lease.mark(PENDING if lease.in_place else PARKED)
@@ -450,9 +436,14 @@ class Desk:
         """A marker could not be written. Nothing was settled, so nothing is lost; what matters is asked for again."""
         kind = order.marker.kind
         for lease in order.leases:
-            if self.leases.get(lease.key) is not lease or kind == Kind.KEEPALIVE:
+            if self.leases.get(lease.key) is not lease:
                 continue
-            if forever:
+            if kind == Kind.KEEPALIVE:
+                lease.renew_at = now
+                self._next_renewal = min(self._next_renewal, now)
+            elif not self._still_has(lease):
+                self._forsake(lease)
+            elif forever:
                 self._keep_in_place(lease, now)
             elif lease.state is State.MARKING:
                 self._close(lease, IN_FLIGHT)
@@ -461,6 +452,11 @@ class Desk:
                 self._want(kind, lease, owner, waiting=True, released=order.marker.released)
         if kind == Kind.END:
             self._ends.setdefault((order.marker.topic, order.marker.partition), []).extend(order.marker.offsets)
+
+    def _still_has(self, lease: Lease) -> bool:
+        """Whether the message is protected by its uncommitted offset, or by the log."""
+        frontier = self.frontiers.get(lease.place)
+        return lease.durable or (frontier is not None and lease.sheet in frontier.sheets)
 
     def _keep_in_place(self, lease: Lease, now: float) -> None:
         """No marker can carry it: let the frontier wait for it instead."""

@@ -42,8 +42,9 @@ _PARTITION, _TOPIC = Message.partition, Message.topic
 # What marq's guarantees rest on: a user's own Kafka settings may not change these.
 _FIXED = frozenset({"acks", "request.required.acks", "enable.idempotence", "enable.auto.commit", "group.id"})
 
-SERVE_EVERY = 0.02
-IDLE_EVERY = 0.1
+SERVE_EVERY = 0.1
+FULL_WAIT = 0.05
+FULL_WAITS = 600
 
 
 def _error_of(error: KafkaError, doing: str) -> MarqError:
@@ -106,10 +107,7 @@ class KafkaTransport:
         missing = [spec for spec in specs if not self.partitions(spec.name)]
         if not missing:
             return
-        wanted = [
-            NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config))
-            for spec in missing
-        ]
+        wanted = [NewTopic(spec.name, spec.partitions, spec.replication, config=dict(spec.config)) for spec in missing]
         for name, future in self._administrator().create_topics(wanted, request_timeout=DEFAULT_TIMEOUT).items():
             try:
                 future.result()
@@ -162,9 +160,9 @@ class KafkaTransport:
 class KafkaPublisher:
     """An idempotent producer with acks=all.
 
-    librdkafka calls one report per record and takes the GIL for each. When the sending thread serves them itself that is
-    free; from a second thread every report would wait for the first one's time slice. So senders serve as they go, and
-    a quiet thread serves only what nobody has served for a while.
+    librdkafka calls one report per record and takes the GIL for each. When the sending thread serves them itself that
+    is free; from a second thread every report would wait for the first one's time slice. So senders serve as they go,
+    and a quiet thread serves only what nobody has served for a while.
     """
 
     def __init__(self, common: Mapping[str, Any]) -> None:
@@ -181,6 +179,7 @@ class KafkaPublisher:
             },
             logger=log,
         )
+        self._produce = self._producer.produce
         self._served_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._serve_quietly, name="marq-reports", daemon=True)
@@ -197,22 +196,20 @@ class KafkaPublisher:
         timestamp: int = 0,
         report: Report | None = None,
     ) -> None:
-        options: dict[str, Any] = {}
-        if headers:
-            options["headers"] = headers
-        if timestamp:
-            options["timestamp"] = timestamp
-        if report is not None:
-            options["on_delivery"] = report
         waited = 0
         while True:
             try:
-                self._producer.produce(topic, value, key, partition, **options)
+                if headers is None and not timestamp:
+                    self._produce(topic, value, key, partition, on_delivery=report)
+                else:
+                    self._produce(
+                        topic, value, key, partition, on_delivery=report, timestamp=timestamp, headers=headers or []
+                    )
             except BufferError:
-                if waited > 300:
-                    raise QueueFullError() from None
+                if waited > FULL_WAITS:
+                    raise QueueFullError from None
                 waited += 1
-                self.serve(0.1)
+                self.serve(FULL_WAIT)
             except KafkaException as error:
                 raise _error_of(error.args[0], f"Sending to {topic}") from error
             else:
@@ -233,10 +230,10 @@ class KafkaPublisher:
             waited = 0 if queued else waited + 1
             for item in refused:
                 error = item.pop("_error")
-                if error.code() != KafkaError._QUEUE_FULL or waited > 300:  # noqa: SLF001 - librdkafka's own code
+                if error.code() != KafkaError._QUEUE_FULL or waited > FULL_WAITS:  # noqa: SLF001 - librdkafka's own code
                     raise _error_of(error, f"Sending to {topic}")
             batch = refused
-            self.serve(0.1)
+            self.serve(FULL_WAIT)
 
     def serve(self, timeout: float) -> int:
         self._served_at = time.monotonic()
@@ -249,7 +246,7 @@ class KafkaPublisher:
         return _error_of(raw, "The broker did not take the message")
 
     def _serve_quietly(self) -> None:
-        while not self._closed.wait(SERVE_EVERY if len(self._producer) else IDLE_EVERY):
+        while not self._closed.wait(SERVE_EVERY):
             if len(self._producer) and time.monotonic() - self._served_at > SERVE_EVERY:
                 self._producer.poll(0)
 
@@ -360,9 +357,7 @@ class KafkaSubscription:
         for partition in partitions:
             commit = known.get((partition.topic, partition.partition))
             if commit is not None and commit.offset != OFFSET_INVALID and commit.offset >= 0:
-                assigned.append(
-                    Assigned(partition.topic, partition.partition, commit.offset, commit.metadata or "")
-                )
+                assigned.append(Assigned(partition.topic, partition.partition, commit.offset, commit.metadata or ""))
             else:
                 assigned.append(
                     Assigned(partition.topic, partition.partition, self._beginning(consumer, partition), None)
@@ -397,7 +392,7 @@ class KafkaSubscription:
             raise _error_of(error.args[0], "Committing") from error
         for partition in done or ():
             if partition.error is not None:
-                    raise _error_of(partition.error, "Committing")
+                raise _error_of(partition.error, "Committing")
 
     def _committed(self, error: Any, _: Any) -> None:
         if error is not None:

@@ -1,0 +1,99 @@
+"""`marq pipeline`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from marq.cli.shell import Bootstrap, Json, SettingsFile, Verbose, address, say, set_up
+
+if TYPE_CHECKING:
+    from marq.pipeline.status import PipelineStatus
+
+# What changes all the time says nothing by itself.
+_RESTLESS = ("ticks", "batches", "batch_ms_p50", "batch_ms_max", "late_ms_p50", "late_ms_max")
+
+
+def pipeline(
+    *,
+    bootstrap: Bootstrap = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="Where its state is kept between runs: a folder, or a URL "
+            "that Spark can write to. Without one the state is rebuilt from the log at each start.",
+        ),
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", help="Where Spark runs, such as local[2] or spark://host:7077.")
+    ] = None,
+    spark_log: Annotated[
+        str | None, typer.Option("--spark-log", metavar="FILE", help="Where Spark logs to; else standard error.")
+    ] = None,
+    settings_file: SettingsFile = None,
+    json: Json = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the Spark pipeline that gives expired leases, delays and retries back to their queues.
+
+    It runs until it is told to end (Ctrl-C, SIGTERM). marq's topics are created where they are missing.
+    """
+    set_up(verbose=verbose)
+    from marq.app import App  # noqa: PLC0415 - other commands do without
+    from marq.pipeline.run import run_pipeline  # noqa: PLC0415 - loads pyspark
+    from marq.settings import PipelineSettings, load_settings  # noqa: PLC0415 - other commands do without
+    from marq.stack.jars import spark_jars  # noqa: PLC0415 - other commands do without
+    from marq.stack.java import find_java  # noqa: PLC0415 - other commands do without
+
+    file = Path(settings_file) if settings_file else None
+    given = {name: text for name, text in (("checkpoint", checkpoint), ("master", master)) if text is not None}
+    settings, _ = load_settings(PipelineSettings, given, toml=file)
+    java = find_java()
+    jars = spark_jars()
+    with App(address(bootstrap), settings_file=file) as app:
+        app.ensure_topics()
+        announcer = _Announcer(json=json)
+        run_pipeline(
+            app.settings.address,
+            app.settings.topics,
+            settings,
+            kafka=app.settings.kafka,
+            jars=jars,
+            java_home=java.path.resolve().parent.parent,
+            log_file=Path(spark_log) if spark_log else None,
+            on_ready=announcer.ready,
+            on_status=announcer.status,
+        )
+
+
+class _Announcer:
+    """Says what is new."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._said: dict[str, Any] = {}
+
+    def ready(self, status: PipelineStatus) -> None:
+        if not self._json:
+            say("ready")
+        self.status(status)
+
+    def status(self, status: PipelineStatus) -> None:
+        from dataclasses import asdict  # noqa: PLC0415 - only here
+
+        news = {name: value for name, value in asdict(status).items() if name not in _RESTLESS}
+        if news == self._said:
+            return
+        self._said = news
+        if self._json:
+            say(status.to_json())
+        else:
+            say(
+                f"leased {status.hot}, delayed {status.cold}, redelivered {status.redelivered}, dead {status.dead}, "
+                f"behind {status.lag}, restarts {status.restarts}"
+                + (f", last error: {status.last_error}" if status.last_error else "")
+            )

@@ -1,0 +1,72 @@
+"""A query's death, judged."""
+
+import pytest
+
+from marq.pipeline.failures import Verdict, advice, causes_of, judge, last_line
+
+
+@pytest.mark.parametrize(
+    ("cause", "verdict"),
+    [
+        ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment", Verdict.RETRY),
+        ("java.net.ConnectException: Connection refused", Verdict.RETRY),
+        ("Traceback\nmarq.errors.TransportError: The broker does not answer", Verdict.RETRY),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: not you", Verdict.UNKNOWN),
+        ("org.apache.kafka.common.errors.RecordTooLargeException: 2 MB", Verdict.UNKNOWN),
+        ("java.lang.IllegalStateException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone", Verdict.DATA_LOSS),
+        ("Traceback\nmarq.errors.LedgerStateError: format 9", Verdict.CHECKPOINT),
+        ("org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.X] no", Verdict.CHECKPOINT),
+        ("java.lang.IllegalStateException: Incomplete log file in the offset commit log", Verdict.CHECKPOINT),
+        ("Traceback\nValueError: boom", Verdict.UNKNOWN),
+    ],
+)
+def test_what_to_do_follows_from_the_causes(cause, verdict):
+    assert judge(["org.apache.spark.SparkException: Job aborted", cause]) is verdict
+
+
+def test_what_happened_is_said_last():
+    assert last_line(["outer: a", "inner: Traceback\n  File x\nValueError: boom\n\n"]) == "ValueError: boom"
+    assert last_line(["outer: a", "\n"]) == "outer: a"
+    assert last_line([]) == "no reason given"
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("LedgerStateError: x", "new, empty checkpoint folder"),
+        ("RecordTooLargeException: x", "max.message.bytes"),
+        ("ModuleNotFoundError: No module named 'marq'", "every executor"),
+        ("ValueError: x", "goes on from its checkpoint"),
+    ],
+)
+def test_each_failure_says_what_to_do(cause, words):
+    assert words in advice([cause])
+
+
+class Java:
+    """As much of a Java exception as is looked at."""
+
+    def __init__(self, message, cause=None):
+        self._message, self._cause = message, cause
+
+    def getClass(self):  # noqa: N802 - Java's name
+        return self
+
+    def getName(self):  # noqa: N802 - Java's name
+        return "java.lang.Exception"
+
+    def getMessage(self):  # noqa: N802 - Java's name
+        return self._message
+
+    def getCause(self):  # noqa: N802 - Java's name
+        return self._cause
+
+
+def test_the_chain_of_causes_is_followed():
+    assert causes_of(Java("outer", Java("inner"))) == ["java.lang.Exception: outer", "java.lang.Exception: inner"]
+
+
+def test_a_chain_that_bites_its_tail_has_an_end():
+    loop = Java("again")
+    loop._cause = loop
+    assert len(causes_of(loop)) == 20
