@@ -31,7 +31,7 @@ SOURCES = {
 }
 ROOMS = {room for _, room, *_ in (module.split(".") for module in SOURCES if "." in module)}
 
-SURFACES = {"cli", "dashboard", "bench", "__main__"}
+SURFACES = {"cli", "dashboard", "bench", "demo", "dev", "__main__"}
 FOUNDATIONS = {"errors", "durations", "settings", "telemetry"}
 # What each room may import of marq. A room that is not named here is a public noun.
 MAY_IMPORT = {

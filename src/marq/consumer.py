@@ -96,8 +96,10 @@ class Consumer(Generic[T]):
         )
         self._intake = Intake(codec, queue.encode() if shared else None, self._desk.counts)
         self._lock = threading.RLock()  # the desk; never held while publishing or serving reports
+        # Held for every call into the subscription. The client lets one thread in at a time: a commit that waited there
+        # for a poll to end would stop the rebalance in that poll, and come after it, for partitions of somebody else.
         self._poll_lock = threading.Lock()
-        self._commit_lock = threading.RLock()  # so that an older position is never committed after a newer one
+        self._commit_at = 0.0
         self._wake = threading.Event()
         self._closing = False
         self._closed = False
@@ -107,6 +109,7 @@ class Consumer(Generic[T]):
         self._batch: tuple[list[Message[T]], list[Sheet], bytearray] = ([], [], bytearray())
         self._stash: list[tuple[list[Message[T]], list[Sheet]]] = []
         self._careful: dict[Place, int] = {}
+        self._announced: set[Place] = set()  # partitions of which the group knows that somebody is at work there
         self._careful_until = 0.0
         self._polled_at = time.monotonic()
         self._paused: list[Place] = []
@@ -191,9 +194,8 @@ class Consumer(Generic[T]):
                 self._paused = []
             runs = self._subscription.poll(room, wait)
             self._polled_at = time.monotonic()
-        if not runs:
-            return None
-        messages, sheets = self._take(runs)
+            messages, sheets = self._take(runs) if runs else ([], [])
+            self._commit_if_due(self._polled_at)
         return self._hand(messages, sheets) if messages else None
 
     def _take(self, runs: Sequence[Run]) -> tuple[list[Message[T]], list[Sheet]]:
@@ -222,13 +224,14 @@ class Consumer(Generic[T]):
 
     def _commit_before_handing(self, sheets: Sequence[Sheet], careful: bool) -> None:
         """Nothing is handed out before the group knows that somebody is at work here: what comes now may kill us."""
-        with self._lock:
-            frontiers = [self._desk.frontiers.get(sheet.place) for sheet in sheets]
-            unknown = any(frontier is not None and frontier.committed < 0 for frontier in frontiers)
+        unknown = any(sheet.place not in self._announced for sheet in sheets)
         if not (careful or unknown or self._careful_until > time.monotonic()):
             return
         try:
             self._commit(wait=careful or unknown)
+            if careful or unknown:
+                with self._lock:
+                    self._announced |= {p for p, frontier in self._desk.frontiers.items() if frontier.committed >= 0}
         except TransportError as error:
             log.warning("a commit before messages are handed out failed and is made again: %s", error)
             self.on_commit_failed()
@@ -385,6 +388,7 @@ class Consumer(Generic[T]):
             for place in places:
                 self._desk.dropped(place)
                 self._careful.pop(place, None)
+                self._announced.discard(place)
 
     def on_commit_failed(self) -> None:
         with self._lock:
@@ -397,7 +401,6 @@ class Consumer(Generic[T]):
         """Marks what is slow, keeps leases alive, commits, and polls when the application does not."""
         scan = max(0.01, self._settings.mark_after.total_seconds() / 4)
         commit_every = self._settings.commit_interval.total_seconds()
-        commit_at = 0.0
         while not self._closed:
             self._wake.wait(0.005 if self._scribe.is_busy else min(scan, commit_every, 0.25))
             if self._wake.is_set():
@@ -412,9 +415,7 @@ class Consumer(Generic[T]):
                 self._scribe.flush()
                 self._publisher.serve(0)
                 self._scribe.try_refused(now)
-                if now >= commit_at:
-                    self._commit(wait=False)
-                    commit_at = now + commit_every
+                self._commit_between_polls(now)
                 if now - self._polled_at > TAKEOVER_AFTER and not self._closing:
                     self._poll_for_the_group()
             except MarqError as error:
@@ -436,25 +437,43 @@ class Consumer(Generic[T]):
                 self._paused = list(self._desk.frontiers)
             self._subscription.pause(self._paused)
             runs = self._subscription.poll(100, 0)
+            if runs:
+                batch = self._take(runs)
+                if batch[0]:
+                    with self._lock:
+                        self._stash.append(batch)
         finally:
             self._poll_lock.release()
-        if runs:
-            batch = self._take(runs)
-            if batch[0]:
-                with self._lock:
-                    self._stash.append(batch)
+
+    def _commit_between_polls(self, now: float) -> None:
+        """While the application is busy. When it polls it commits itself."""
+        if now >= self._commit_at and self._poll_lock.acquire(blocking=False):
+            try:
+                self._commit_if_due(now)
+            finally:
+                self._poll_lock.release()
+
+    def _commit_if_due(self, now: float) -> None:
+        if now < self._commit_at or self._closed:
+            return
+        self._commit_at = now + self._settings.commit_interval.total_seconds()
+        try:
+            self._commit(wait=False)
+        except TransportError as error:
+            self._give_up_on(error)
+            self.on_commit_failed()
 
     def _commit(self, *, wait: bool, metadata: str = OPEN, places: Sequence[Place] | None = None) -> None:
-        with self._commit_lock:
-            with self._lock:
-                positions = self._desk.positions()
-                if places is not None:
-                    chosen = {place: self._desk.frontiers[place] for place in places if place in self._desk.frontiers}
-                    positions = {p: frontier.position for p, frontier in chosen.items() if frontier.position >= 0}
-                self._desk.committed(positions.items())
-            if positions:
-                self._desk.counts["commits"] += 1
-                self._subscription.commit({p: Commit(offset, metadata) for p, offset in positions.items()}, wait=wait)
+        """Under the poll lock: so nothing overtakes it, and no rebalance waits for it."""
+        with self._lock:
+            positions = self._desk.positions()
+            if places is not None:
+                chosen = {place: self._desk.frontiers[place] for place in places if place in self._desk.frontiers}
+                positions = {p: frontier.position for p, frontier in chosen.items() if frontier.position >= 0}
+            self._desk.committed(positions.items())
+        if positions:
+            self._desk.counts["commits"] += 1
+            self._subscription.commit({p: Commit(offset, metadata) for p, offset in positions.items()}, wait=wait)
 
     # Ending
 

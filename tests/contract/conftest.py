@@ -94,19 +94,18 @@ class RealKafka(Broker):
         self._bootstrap = {"bootstrap.servers": server.bootstrap}
 
     def records(self, topic: str) -> Sequence[Any]:
-        reader = confluent_kafka.Consumer({**self._bootstrap, "group.id": "reader", "enable.partition.eof": True})
+        reader = confluent_kafka.Consumer({**self._bootstrap, "group.id": "reader", "fetch.wait.max.ms": 50})
         try:
-            partitions = reader.list_topics(topic, timeout=10).topics[topic].partitions
-            reader.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in partitions])
-            found, ended = [], 0
-            while ended < len(partitions):
+            places = [confluent_kafka.TopicPartition(topic, p, 0) for p in reader.list_topics(topic).topics[topic].partitions]
+            ends = {place.partition: reader.get_watermark_offsets(place, timeout=10)[1] for place in places}
+            reader.assign(places)
+            found: list[Any] = []
+            while len(found) < sum(ends.values()):
                 record = reader.poll(10)
                 assert record is not None, "the broker does not answer"
-                if record.error() is None:
+                assert record.error() is None
+                if record.offset() < ends[record.partition()]:
                     found.append(record)
-                else:
-                    assert record.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
-                    ended += 1
             return sorted(found, key=lambda record: (record.partition(), record.offset()))
         finally:
             reader.close()

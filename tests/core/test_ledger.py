@@ -133,6 +133,15 @@ def test_a_lost_end_means_a_second_delivery() -> None:
     assert Log().start(0, at=0, after=10_000).due(11_000) == [b"m0"]
 
 
+def test_a_ledger_may_collect_more_than_once_between_saves() -> None:
+    log = Log().start(1, 2, at=0)
+    log.start(3, at=0, after=5000)
+    assert len(log.write(encode(Marker(Kind.TICK)), 2000).ledger.collect().letters) == 2
+    log.start(4, at=2000, after=2500)
+    letters = log.write(encode(Marker(Kind.TICK)), 9000).ledger.collect().letters
+    assert [letter.value for letter in letters] == [b"m4", b"m3"]
+
+
 def test_two_messages_with_two_deadlines() -> None:
     log = Log().start(1000, at=10_000, after=4000).start(1001, at=12_000, after=4000)
     assert log.due(14_000) == []
@@ -557,16 +566,6 @@ def test_a_start_without_payload_gives_an_empty_letter_and_is_counted() -> None:
     log = Log().start(1, at=0, values=[]).write(encode(Marker(Kind.TICK)), 5000)
     assert [letter.value for letter in log.ledger.collect().letters] == [None]
     assert log.ledger.counts == {"missing_payload": 1}
-
-
-def test_a_lost_payload_is_a_death_and_is_counted() -> None:
-    log = Log().start(1, at=0, dead_letter_topic="dead")
-    log.collect(0)
-    del log.shelf["seg/1"]
-    log.write(encode(Marker(Kind.TICK)), 5000)
-    harvest = log.ledger.collect()
-    assert (harvest.letters, harvest.dead, log.ledger.counts) == ([], 1, {"missing_payload": 1})
-    assert [decode(data).reason for data in log.ledger.collect().markers] == ["payload lost"]
 
 
 @pytest.mark.parametrize("topic", ["", "no such name", "x" * 300])

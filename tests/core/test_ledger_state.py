@@ -309,3 +309,12 @@ def test_a_damaged_index_says_how_to_rebuild() -> None:
     host.shelf[HOT] = b"damaged"
     with pytest.raises(LedgerStateError, match="Start with a new checkpoint folder"):
         host.batch(start(2))
+
+
+def test_a_lost_payload_is_not_a_lost_message() -> None:
+    """The log still has it. To go on without it would be to lose it."""
+    host = Host()
+    host.batch(start(1))
+    del host.shelf["seg/1"]
+    with pytest.raises(LedgerStateError, match="Start with a new checkpoint folder"):
+        host.batch(at=5000)

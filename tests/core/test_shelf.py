@@ -120,9 +120,9 @@ def reopened(shelf: DictShelf, old: Segments) -> Segments:
 
 
 def payload(held: Segments, place: int) -> bytes | None:
-    found = held.fetch(place)
+    marker, position = held.fetch(place)
     held.forget_read()
-    return None if found is None else found[0].values[found[1]]
+    return marker.values[position]
 
 
 def test_a_payload_is_found_by_its_place() -> None:
@@ -134,7 +134,8 @@ def test_a_payload_is_found_by_its_place() -> None:
     assert [payload(held, place) for place in places] == [b"10", b"11", b"12"]
     held = reopened(shelf, held)
     assert [payload(held, place) for place in places] == [b"10", b"11", b"12"]
-    assert payload(held, second + 1) is None
+    with pytest.raises(LedgerStateError):
+        held.fetch(second + 1)
 
 
 def test_a_small_segment_is_continued_by_the_next_batch() -> None:
@@ -196,13 +197,14 @@ def test_a_segment_that_dies_in_its_own_batch_is_never_written() -> None:
     held.save()
 
 
-def test_a_lost_blob_is_none_and_no_error() -> None:
+def test_a_lost_blob_is_an_error_that_says_what_to_do() -> None:
     shelf = DictShelf()
     held = Segments(shelf)
     place = held.add(0, start(1), 1, 1, now=0)
     held = reopened(shelf, held)
     shelf.clear()
-    assert payload(held, place) is None
+    with pytest.raises(LedgerStateError, match="new checkpoint folder"):
+        held.fetch(place)
 
 
 def test_a_mostly_dead_segment_is_rewritten_in_place() -> None:
@@ -227,7 +229,8 @@ def test_a_mostly_dead_segment_is_rewritten_in_place() -> None:
     held.release([first + 7])
     held.compact(number, {3})
     assert payload(held, first + 3) == b"4" * 10_000
-    assert payload(held, first + 7) is None, "its record is gone"
+    with pytest.raises(LedgerStateError):
+        held.fetch(first + 7)
 
 
 def test_markers_name_the_places_of_a_segment() -> None:

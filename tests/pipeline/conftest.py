@@ -151,12 +151,13 @@ class PipelineProcess:
 
 
 @pytest.fixture
-def start_pipeline(kafka_server, tmp_path) -> Iterator:
+def start_pipeline(request, tmp_path) -> Iterator:
     running = []
 
-    def start(prefix: str, checkpoint: Path, heartbeat: int = 15) -> PipelineProcess:
+    def start(prefix: str, checkpoint: Path, *, heartbeat: int = 15, bootstrap: str | None = None) -> PipelineProcess:
         log = tmp_path / f"pipeline-{len(running)}.log"
-        running.append(PipelineProcess(kafka_server.bootstrap, prefix, checkpoint, log, heartbeat))
+        bootstrap = bootstrap or request.getfixturevalue("kafka_server").bootstrap
+        running.append(PipelineProcess(bootstrap, prefix, checkpoint, log, heartbeat))
         return running[-1]
 
     yield start

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marq.pipeline.failures import Verdict, advice, causes_of, judge, last_line
+from marq.pipeline.failures import Verdict, advice, causes_of, causes_of_call, judge, last_line
 
 
 @pytest.mark.parametrize(
@@ -14,6 +14,11 @@ from marq.pipeline.failures import Verdict, advice, causes_of, judge, last_line
         ("org.apache.kafka.common.errors.TopicAuthorizationException: not you", Verdict.UNKNOWN),
         ("org.apache.kafka.common.errors.RecordTooLargeException: 2 MB", Verdict.UNKNOWN),
         ("java.lang.IllegalStateException: [KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE] gone", Verdict.DATA_LOSS),
+        ("org.apache.spark.sql.kafka010.KafkaIllegalStateException: Some data may have been lost", Verdict.DATA_LOSS),
+        ("org.apache.kafka.clients.consumer.OffsetOutOfRangeException: offset=19", Verdict.DATA_LOSS),
+        ("org.apache.hadoop.fs.ChecksumException: Checksum error: offsets/4", Verdict.CHECKPOINT),
+        ("X: [STDS_FAILED_TO_READ_OPERATOR_METADATA] Failed to read the operator metadata", Verdict.CHECKPOINT),
+        ("X: [STREAMING_STATEFUL_OPERATOR_MISSING_STATE_DIRECTORY] gone", Verdict.CHECKPOINT),
         ("Traceback\nmarq.errors.LedgerStateError: format 9", Verdict.CHECKPOINT),
         ("org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.X] no", Verdict.CHECKPOINT),
         ("java.lang.IllegalStateException: Incomplete log file in the offset commit log", Verdict.CHECKPOINT),
@@ -26,6 +31,7 @@ def test_what_to_do_follows_from_the_causes(cause, verdict):
 
 def test_what_happened_is_said_last():
     assert last_line(["outer: a", "inner: Traceback\n  File x\nValueError: boom\n\n"]) == "ValueError: boom"
+    assert last_line(["outer: a", "java.io.IOException: gone\nTry this:\nor that"]) == "java.io.IOException: gone"
     assert last_line(["outer: a", "\n"]) == "outer: a"
     assert last_line([]) == "no reason given"
 
@@ -64,6 +70,13 @@ class Java:
 
 def test_the_chain_of_causes_is_followed():
     assert causes_of(Java("outer", Java("inner"))) == ["java.lang.Exception: outer", "java.lang.Exception: inner"]
+
+
+def test_a_call_that_raised_is_asked_for_its_java_exception():
+    error = RuntimeError("no Java in it")
+    assert causes_of_call(error) == ["RuntimeError: no Java in it"]
+    error.java_exception = Java("start failed")
+    assert causes_of_call(error) == ["java.lang.Exception: start failed"]
 
 
 def test_a_chain_that_bites_its_tail_has_an_end():

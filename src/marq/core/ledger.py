@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 
 LEASE_EXPIRED = "lease expired"
 NO_TARGET = "no topic to deliver to"
-PAYLOAD_LOST = "payload lost"
 CONFIRMATION_BYTES_MAX = 256_000
 CONFIRM_AFTER_MS = 1000
 SOON = 0  # the tier of segments whose messages are leased, or due soon
@@ -313,11 +312,7 @@ class Ledger:
     def _letter(self, row: Row) -> tuple[Letter | None, str]:
         """The letter for a due message, and for a dead one the reason."""
         _, attempt, owned, place = row
-        found = self._book.segments.fetch(place)
-        if found is None:
-            self.counts["missing_payload"] += 1
-            return None, PAYLOAD_LOST
-        marker, position = found
+        marker, position = self._book.segments.fetch(place)
         if not marker.values:
             self.counts["missing_payload"] += 1
         original = original_of(marker, position)

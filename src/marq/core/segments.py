@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from marq.core.records import Marker, blank, decode, encode
+from marq.errors import LedgerStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -102,8 +103,11 @@ class Segments:
         for tier in [tier for tier, growing in self._growing.items() if growing == number]:
             del self._growing[tier]
 
-    def fetch(self, place: int) -> tuple[Marker, int] | None:
-        """The record that a message came in, and its position there; None when it cannot be had any more."""
+    def fetch(self, place: int) -> tuple[Marker, int]:
+        """The record that a message came in, and its position there.
+
+        Without it the message would be lost, and the log still has it: so a gap is an error that asks for a rebuild.
+        """
         number, slot = place >> SLOT_BITS, place & SLOT_MASK
         if number not in self._read:
             entries = self._entries(number)
@@ -111,12 +115,14 @@ class Segments:
         firsts, records = self._read[number]
         index = bisect_right(firsts, slot) - 1
         if index < 0:
-            return None
+            raise LedgerStateError
         marker = self._decoded.get((number, index))
         if marker is None:
             marker = self._decoded[number, index] = decode(records[index])
         position = slot - firsts[index]
-        return (marker, position) if position < len(marker.offsets) else None
+        if position >= len(marker.offsets):
+            raise LedgerStateError
+        return marker, position
 
     def forget_read(self) -> None:
         """Give back the memory that `fetch` took."""

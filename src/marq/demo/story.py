@@ -38,8 +38,7 @@ PACE_MAX = 0.005
 START_SECONDS = 60.0
 SETTLE_SECONDS = 60.0  # on top of the work itself
 STOP_SECONDS = 15.0
-HALF_WAY = 0.45
-LEASES_WANTED = 3
+LEASES_WANTED = ((0.8, 1), (0.6, 3), (0.45, 5))  # from this share of the messages on, so many leases are enough
 # The demo's own settings hold, whatever the environment says.
 OTHERS_SETTINGS = ("URL", "KAFKA_", "CONSUMER_", "TOPICS_", "PIPELINE_")
 
@@ -181,8 +180,8 @@ class Demo:
 
         def is_time() -> bool:
             share = self._tally.settled / self._tally.planned
-            # Near the end one lease must do.
-            return share >= HALF_WAY and self._leases(self._most_leased()) >= (LEASES_WANTED if share < 0.8 else 1)
+            wanted = next((leases for from_share, leases in LEASES_WANTED if share >= from_share), None)
+            return wanted is not None and self._leases(self._most_leased()) >= wanted
 
         self._until(is_time, self._patience(), "a worker with leases, half-way,")
         victim = self._most_leased()

@@ -16,12 +16,13 @@ class Verdict(Enum):
     CHECKPOINT = "the checkpoint cannot be used: only a new one helps"
 
 
-_DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS")
+_DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange")
 _CHECKPOINT = re.compile(
     r"""LedgerStateError | CANNOT_LOAD_STATE_STORE | STATE_STORE_ | STATE_SCHEMA | STREAMING_STATEFUL_OPERATOR
       | LOG_VERSION | BATCH_METADATA_NOT_FOUND | Incomplete\ log\ file | MISSING_BATCH | CHECKPOINT_
       | StateStoreInvalid | RocksDBException | Detected\ data\ loss\ in\ the\ checkpoint | STREAMING_CHECKPOINT
-      | OffsetSeq | CommitLog | JsonParseException | MismatchedInputException | EmptyTextLines""",
+      | operator\ metadata | OffsetSeq | CommitLog | ChecksumException | JsonParseException
+      | MismatchedInputException | EmptyTextLines""",
     re.VERBOSE,
 )
 _FOR_EVER = re.compile(
@@ -60,12 +61,18 @@ def causes_of(failure: Any) -> list[str]:
     return causes
 
 
+def causes_of_call(error: Any) -> list[str]:
+    """The same for a call into the JVM that raised: pyspark wraps some of Java's exceptions, and some not."""
+    java = getattr(error, "java_exception", None)
+    return causes_of(java) if java is not None else [f"{type(error).__name__}: {error}"]
+
+
 def last_line(causes: list[str]) -> str:
-    """What actually happened. A Python traceback says it at its end, Java in its innermost cause."""
+    """What actually happened: the innermost cause. Java says it on its first line, a Python traceback on its last."""
     for cause in reversed(causes):
         lines = [line.strip() for line in cause.splitlines() if line.strip()]
         if lines:
-            return lines[-1]
+            return lines[-1] if "Traceback" in cause else lines[0]
     return "no reason given"
 
 

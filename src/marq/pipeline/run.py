@@ -12,8 +12,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.captured import CapturedException
 
 from marq.core.aim import Aim
 from marq.errors import PipelineError, TransportError
@@ -174,7 +175,10 @@ class Pipeline:
             kafka=options,
         )
         pulse = self._pulse_for(session, transport, gates)
-        query: Any = tracker.start(session)
+        try:
+            query: Any = tracker.start(session)
+        except (Py4JJavaError, CapturedException) as error:
+            return failures.causes_of_call(error)
         log.info("the tracker runs", extra={"event": Event.PIPELINE_STARTED})
         # Only now, so that the first tick to each partition lies behind its gate, and opens it.
         pulse.start_over(gates)

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     child = _start(command)
     if child is None:
         return CANNOT_EXECUTE
-    os.write(1, b"%d\n" % child)
+    _tell(b"%d\n" % child)
     os.close(1)
     deadline = None
     while True:
@@ -83,9 +83,16 @@ def _start(command: list[str]) -> int | None:
     os.close(failure_read)
     if reason:
         os.waitpid(child, 0)
-        os.write(1, reason + b"\n")
+        _tell(reason + b"\n")
         return None
     return child
+
+
+def _tell(line: bytes) -> None:
+    try:
+        os.write(1, line)
+    except OSError:  # the parent has died already, which the main loop notices
+        return
 
 
 def _die_with_guard() -> None:
