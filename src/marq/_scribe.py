@@ -13,10 +13,12 @@ from marq.core.desk import Desk
 from marq.core.frontier import PENDING, Sheet
 from marq.core.lease import Lease, Order
 from marq.errors import MarqError, MessageTooLargeError
+from marq.telemetry import Event
 from marq.transport.base import Publisher, Record
 
 log = logging.getLogger("marq.consumer")
 
+MARKERS_FAILED = {"event": Event.MARKERS_FAILED}
 LETTER_AGAIN = 1.0
 DURABLE_WITHIN = 10.0
 SERVE = 0.01
@@ -88,7 +90,7 @@ class Scribe:
                 self._desk.counts["markers_failed"] += 1
                 self._desk.failed(order, now, forever=isinstance(error, MessageTooLargeError))
         if error is not None:
-            log.warning("a marker could not be written and is written again: %s", error)
+            log.warning("a marker could not be written and is written again: %s", error, extra=MARKERS_FAILED)
 
     def bury(self, lease: Lease, reason: str) -> None:
         """The dead letter first; only when it is durable is the message settled. A refused one is written again."""
@@ -116,6 +118,7 @@ class Scribe:
             self._buried(lease, reason, error)
 
     def _buried(self, lease: Lease, reason: str, error: MarqError | None) -> None:
+        where = (*lease.place, lease.offset)
         with self._lock:
             self._outstanding -= 1
             if error is None:
@@ -123,8 +126,10 @@ class Scribe:
             else:
                 self._refused.append((time.monotonic() + LETTER_AGAIN, lease, reason))
         if error is not None:
-            place, topic = f"{'/'.join(map(str, lease.place))}/{lease.offset}", self._desk.terms.dead_letter_topic
-            log.error("%s stays in flight: its dead letter could not be written to %s: %s", place, topic, error)
+            topic = self._desk.terms.dead_letter_topic
+            log.error("%s/%d/%d stays in flight: its dead letter could not be written to %s: %s", *where, topic, error)
+        else:
+            log.info("%s/%d/%d is dead: %s", *where, reason, extra={"event": Event.DEAD_LETTERED})
         self._wake()
 
     def try_refused(self, now: float) -> None:
@@ -149,7 +154,8 @@ class Scribe:
             self.flush()
 
     def drain(self) -> None:
-        """Wait until the broker has answered for everything that was written."""
+        """Wait until the broker has answered for everything that was written, and for what its answers call for."""
         until = time.monotonic() + DURABLE_WITHIN
-        while self._outstanding > 0 and time.monotonic() < until:
+        while (self._outstanding > 0 or self._desk.has_orders) and time.monotonic() < until:
             self._publisher.serve(SERVE)
+            self.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import random
 import secrets
@@ -12,14 +11,15 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from itertools import compress, islice, repeat
-from types import TracebackType
+from itertools import islice, repeat
 from typing import Any, Generic, Self, TypeVar
 
+from marq._hand import Hand
 from marq._intake import Intake
 from marq._scribe import Scribe
 from marq.codecs import Codec
 from marq.core import records
+from marq.core.caution import CLEAN, OPEN, Caution
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, Place, Sheet
 from marq.core.lease import Lease, State, Terms
@@ -33,21 +33,20 @@ from marq.errors import (
 from marq.message import Message
 from marq.retry import Retry
 from marq.settings import ConsumerSettings
+from marq.telemetry import Counters, Event
 from marq.transport.base import Assigned, Commit, Record, Run, Transport
 
 log = logging.getLogger("marq.consumer")
 
 T = TypeVar("T")
 
-CLEAN = "marq:clean"  # commit metadata: whoever committed this left nothing behind
-OPEN = "marq:open"  # somebody is at work here; found by a new owner, it means that he died
-
 BUSY_POLL = 0.02  # while messages are out, a nack may ask for one of them at any moment
 IDLE_POLL = 0.25
 FULL_PAUSE = 0.005  # with max_in_flight unsettled, how often to look whether one was settled
 TAKEOVER_AFTER = 1.0  # without a poll from the application, the keeper polls, so that the group goes on
-CAREFUL_SECONDS = 10.0  # after an unclean takeover commits follow every batch, so that a second death is cheap
 GATHER = 0.002  # markers that are asked for together travel together
+COMMIT_FAILED = {"event": Event.COMMIT_FAILED}
+DECODE_FAILED = {"event": Event.DECODE_FAILED}
 
 
 def _consumer_id() -> str:
@@ -104,13 +103,9 @@ class Consumer(Generic[T]):
         self._closing = False
         self._closed = False
         self._failure: MarqError | None = None
-        self._handing: Iterator[Message[T]] = iter(())
-        self._unhanded: Iterator[Message[T]] = iter(())  # what feeds it; knows how much is left
-        self._batch: tuple[list[Message[T]], list[Sheet], bytearray] = ([], [], bytearray())
+        self._hand: Hand[T] = Hand()
         self._stash: list[tuple[list[Message[T]], list[Sheet]]] = []
-        self._careful: dict[Place, int] = {}
-        self._announced: set[Place] = set()  # partitions of which the group knows that somebody is at work there
-        self._careful_until = 0.0
+        self._caution = Caution(settings.max_in_flight)
         self._polled_at = time.monotonic()
         self._paused: list[Place] = []
         self._publisher = transport.publisher()
@@ -127,9 +122,8 @@ class Consumer(Generic[T]):
 
     def __iter__(self) -> Iterator[Message[T]]:
         while True:
-            yield from self._handing
-            self._handing = self._next_batch(None)
-            if self._closing:
+            yield from self._hand.rest
+            if not self._next_batch(None):
                 return
 
     def receive(self, max_messages: int = 1, timeout: timedelta = timedelta(seconds=1)) -> list[Message[T]]:
@@ -137,15 +131,13 @@ class Consumer(Generic[T]):
         until = time.monotonic() + timeout.total_seconds()
         messages: list[Message[T]] = []
         while not messages and not self._closing:
-            messages = list(islice(self._handing, max_messages))
-            if not messages:
-                self._handing = self._next_batch(until)
-                if time.monotonic() >= until and not operator.length_hint(self._unhanded):
-                    break
+            messages = list(islice(self._hand.rest, max_messages))
+            if not messages and not self._next_batch(until):
+                break
         return messages
 
-    def _next_batch(self, until: float | None) -> Iterator[Message[T]]:
-        """Wait for something to hand out. Ends empty-handed when the consumer closes or the time is up."""
+    def _next_batch(self, until: float | None) -> bool:
+        """Wait for something to hand out. False: the consumer closes, or the time is up."""
         self._note_handed()
         while not self._closing:
             if self._failure is not None:
@@ -154,22 +146,23 @@ class Consumer(Generic[T]):
                 due, room, wait = self._look()
             if due:
                 self._wake.set()
-                return self._hand(due, [])
+                self._deal(due, ())
+                return True
             if self._stash:
                 with self._lock:
                     messages, sheets = self._stash.pop(0)
-                return self._hand([m for m in messages if m._sheet.flags[m._index] != LOST], sheets)  # noqa: SLF001
+                self._deal([m for m in messages if m._sheet.flags[m._index] != LOST], sheets)  # noqa: SLF001
+                return True
             if room > 0:
                 if until is not None:
                     wait = min(wait, max(0.0, until - time.monotonic()))
-                batch = self._poll(room, wait)
-                if batch is not None:
-                    return batch
+                if self._poll(room, wait):
+                    return True
             else:
                 time.sleep(FULL_PAUSE)
             if until is not None and time.monotonic() >= until:
                 break
-        return iter(())
+        return False
 
     def _look(self) -> tuple[list[Message[T]], int, float]:
         """Held messages that are due, how many more may be in flight, and how long to wait for one."""
@@ -185,7 +178,7 @@ class Consumer(Generic[T]):
         self._desk.reissue(lease, sheet, 0)
         return Message(lease.record, self._intake.value(lease.record.value()), sheet, 0)
 
-    def _poll(self, room: int, wait: float) -> Iterator[Message[T]] | None:
+    def _poll(self, room: int, wait: float) -> bool:
         with self._poll_lock:
             if self._paused:
                 with self._lock:
@@ -196,7 +189,9 @@ class Consumer(Generic[T]):
             self._polled_at = time.monotonic()
             messages, sheets = self._take(runs) if runs else ([], [])
             self._commit_if_due(self._polled_at)
-        return self._hand(messages, sheets) if messages else None
+        if messages:
+            self._deal(messages, sheets)
+        return bool(messages)
 
     def _take(self, runs: Sequence[Run]) -> tuple[list[Message[T]], list[Sheet]]:
         messages: list[Message[T]] = []
@@ -208,9 +203,9 @@ class Consumer(Generic[T]):
             with self._lock:
                 if not self._desk.received(sheet):
                     continue
-                if sheet.place in self._careful:
+                if self._caution.leases_first(sheet.place, sheet.count):
                     careful = True
-                    self._lease_first(sheet.place, sheet)
+                    self._desk.lease_all(sheet)
             sheets.append(sheet)
             opened = list(map(Message, rows, values, repeat(sheet), range(len(rows))))
             if broken:
@@ -224,62 +219,35 @@ class Consumer(Generic[T]):
 
     def _commit_before_handing(self, sheets: Sequence[Sheet], careful: bool) -> None:
         """Nothing is handed out before the group knows that somebody is at work here: what comes now may kill us."""
-        unknown = any(sheet.place not in self._announced for sheet in sheets)
-        if not (careful or unknown or self._careful_until > time.monotonic()):
+        unknown = self._caution.is_unannounced(sheet.place for sheet in sheets)
+        if not (careful or unknown or self._caution.commits_now(time.monotonic())):
             return
         try:
             self._commit(wait=careful or unknown)
             if careful or unknown:
                 with self._lock:
-                    self._announced |= {p for p, frontier in self._desk.frontiers.items() if frontier.committed >= 0}
+                    frontiers = self._desk.frontiers.items()
+                    self._caution.announced(place for place, frontier in frontiers if frontier.committed >= 0)
         except TransportError as error:
-            log.warning("a commit before messages are handed out failed and is made again: %s", error)
+            log.warning(
+                "a commit before messages are handed out failed and is made again: %s", error, extra=COMMIT_FAILED
+            )
             self.on_commit_failed()
 
     def _without(self, messages: list[Message[T]], broken: dict[int, str]) -> list[Message[T]]:
         """What cannot be read becomes a dead letter here: it would fail in every handler, for ever."""
         for index, reason in broken.items():
-            log.warning("%r becomes a dead letter: %s", messages[index], reason)
+            log.warning("%r becomes a dead letter: %s", messages[index], reason, extra=DECODE_FAILED)
             self._bury(messages[index], f"cannot be decoded: {reason}")
         return [message for index, message in enumerate(messages) if index not in broken]
 
-    def _lease_first(self, place: Place, sheet: Sheet) -> None:
-        left = self._careful[place] - sheet.count
-        if left > 0:
-            self._careful[place] = left
-        else:
-            del self._careful[place]
-        self._desk.lease_all(sheet)
-
-    def _hand(self, messages: list[Message[T]], sheets: list[Sheet]) -> Iterator[Message[T]]:
-        wanted = bytearray(b"\1") * len(messages)  # cleared for what is taken away before it is handed out
+    def _deal(self, messages: list[Message[T]], sheets: Sequence[Sheet]) -> None:
         with self._lock:
-            self._batch = (messages, sheets, wanted)
-            self._unhanded = iter(messages)
-            self._handing = compress(self._unhanded, wanted)
-        return self._handing
-
-    def _withhold(self, places: Sequence[Place]) -> None:
-        """What the application has not got yet of partitions that go stays here, unless it is leased."""
-        with self._lock:
-            self._note_handed()
-            messages, _, wanted = self._batch
-            for position in range(len(messages) - operator.length_hint(self._unhanded), len(messages)):
-                sheet, index = messages[position]._sheet, messages[position]._index  # noqa: SLF001
-                if sheet.place in places and sheet.flags[index] == IN_FLIGHT:
-                    wanted[position] = 0
+            self._hand.deal(messages, sheets)
 
     def _note_handed(self) -> None:
-        """Tell the sheets how far the application has got: the list iterator knows, at no cost per message."""
         with self._lock:
-            messages, sheets, _ = self._batch
-            handed = len(messages) - operator.length_hint(self._unhanded)
-            last = messages[handed - 1] if 0 < handed < len(messages) else None
-            for sheet in sheets if handed else ():
-                if last is not None and sheet is last._sheet:  # noqa: SLF001 - a message is a handle on the sheet
-                    sheet.handed = last._index + 1  # noqa: SLF001
-                    break
-                sheet.handed = sheet.count
+            self._hand.note()
 
     # Settling: what a message asks for when one byte is not enough
 
@@ -291,7 +259,7 @@ class Consumer(Generic[T]):
         """The lease to settle, or an error that says why there is none."""
         sheet, index, lease = self._lease_of(message)
         flag = sheet.flags[index]
-        if flag == LOST or (lease is not None and lease.state is State.EXPIRED):
+        if flag == LOST or self._closed or (lease is not None and lease.has_run_out(time.monotonic())):
             self._desk.counts["stale"] += 1
             raise LeaseExpiredError(message_id=message.id)
         settled = lease is None and flag != IN_FLIGHT
@@ -304,7 +272,7 @@ class Consumer(Generic[T]):
             sheet, index, lease = self._lease_of(message)
             if lease is not None and lease.state in {State.MARKING, State.LEASED, State.EXPIRED}:
                 self._desk.ack(lease)
-            elif sheet.flags[index] == LOST:
+            elif sheet.flags[index] == LOST or self._closed:
                 self._desk.counts["stale"] += 1
             elif sheet.flags[index] != ACKED:
                 raise AlreadySettledError(message_id=message.id)
@@ -356,15 +324,15 @@ class Consumer(Generic[T]):
         with self._lock:
             for topic, partition, start, metadata in partitions:
                 self._desk.assigned((topic, partition), start)
-                if metadata != CLEAN:
-                    self._careful[topic, partition] = self._settings.max_in_flight
-                    self._careful_until = time.monotonic() + CAREFUL_SECONDS
+                log.info("%s/%d is ours", topic, partition, extra={"event": Event.CONSUMER_ASSIGNED})
+                if not self._caution.assigned((topic, partition), metadata, time.monotonic()):
+                    log.info("%s/%d was not left in order", topic, partition, extra={"event": Event.UNCLEAN_TAKEOVER})
         self._wake.set()
 
     def on_revoked(self, places: Sequence[Place]) -> None:
         """What the application has is leased before the partition goes, so the next owner does not get it too."""
-        self._withhold(places)
         with self._lock:
+            self._hand.withhold(places)
             self._desk.lease_handed(places)
             frontiers = [self._desk.frontiers[place] for place in places if place in self._desk.frontiers]
             sheets = [sheet for frontier in frontiers for sheet in frontier.sheets]
@@ -374,21 +342,29 @@ class Consumer(Generic[T]):
             self._commit(wait=True, metadata=CLEAN, places=places)
         except TransportError as error:
             log.warning(
-                "the last commit before a partition went failed; its next owner reads a little again: %s", error
+                "the last commit before a partition went failed; its next owner reads a little again: %s",
+                error,
+                extra=COMMIT_FAILED,
             )
         self._drop(places)
 
     def on_lost(self, places: Sequence[Place]) -> None:
-        log.warning("lost %d partitions of %s: another consumer may have them already", len(places), self.queue)
-        self._withhold(places)
+        log.warning(
+            "lost %d partitions of %s: another consumer may have them already",
+            len(places),
+            self.queue,
+            extra={"event": Event.CONSUMER_LOST},
+        )
+        with self._lock:
+            self._hand.withhold(places)
         self._drop(places)
 
     def _drop(self, places: Sequence[Place]) -> None:
         with self._lock:
             for place in places:
                 self._desk.dropped(place)
-                self._careful.pop(place, None)
-                self._announced.discard(place)
+                log.info("%s/%d goes", *place, extra={"event": Event.CONSUMER_REVOKED})
+                self._caution.dropped(place)
 
     def on_commit_failed(self) -> None:
         with self._lock:
@@ -480,14 +456,15 @@ class Consumer(Generic[T]):
     def stop(self) -> None:
         """End the iteration after the message in hand; from any thread or a signal handler."""
         self._closing = True
+        with self._lock:
+            self._hand.put_down()
         self._wake.set()
 
     def close(self) -> None:
         """Give everything back: what is not settled is delivered again at once, to somebody else."""
         if self._closed:
             return
-        self._closing = True
-        self._note_handed()
+        self.stop()
         with self._poll_lock:
             with self._lock:
                 places = list(self._desk.frontiers)
@@ -509,9 +486,7 @@ class Consumer(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -519,4 +494,4 @@ class Consumer(Generic[T]):
         """What this consumer has done so far."""
         with self._lock:
             self._desk.positions()
-            return dict(self._desk.counts)
+            return Counters(**self._desk.counts).snapshot()

@@ -180,9 +180,10 @@ class DevStack:
             app.ensure_topics()
             names = ", ".join(spec.name for spec in app.topic_specs())
         self._say(f"topics    {names}")
+        self._say("pipeline  starting on Spark, about 10 seconds")
         self.pipeline = PipelineProcess(self.kafka.bootstrap, self.folder, self.folder / "checkpoint").start()
         self.pipeline.await_ready()
-        self._say(f"pipeline  process {self.pipeline.pid}, log {self.pipeline.log}")
+        self._say(f"pipeline  up: process {self.pipeline.pid}, log {self.pipeline.log}")
 
     def _start_redis(self) -> None:
         if self._redis_wanted is False:

@@ -49,7 +49,7 @@ class SendError(MarqError):
 
 
 class QueueFullError(SendError):
-    """The local send buffer is full. Wait for receipts before sending more, or raise `send_buffer`."""
+    """The local send buffer is full. Wait for receipts before sending more."""
 
 
 class MessageTooLargeError(SendError):

@@ -71,7 +71,8 @@ class Queue(Generic[T]):
         publisher = self._app.publisher
         receipt = Receipt(publisher, self.name, self._topic)
         wire = self._headers(key, headers) if key is not None or headers else None
-        self._check_size(data, wire)
+        if wire is not None or len(data) > self._bytes_max:
+            self._check_size(data, wire)
         publisher.publish(self._topic, data, self._key, wire, report=receipt)
         self._unserved += 1
         if self._unserved >= SERVE_EVERY:

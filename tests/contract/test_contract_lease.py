@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 from marq import App, Retry
-from marq.consumer import CLEAN, OPEN
+from marq.core.caution import CLEAN, OPEN
 from marq.core.records import Kind
 from marq.testing import MemoryTransport, kill
 
@@ -192,7 +192,7 @@ def test_a_slow_consumer_does_not_hand_out_what_the_group_took_from_it(
     queue.send_many(range(100))
     slow = broker.consume(queue, **LATE)
     values = []
-    while len(slow._batch[0]) < 20:  # now a batch is in its hands, of which the application has taken a few
+    while len(slow._hand._messages) < 20:  # now a batch is in its hands, of which the application has taken a few
         [message] = take(slow, 1)
         values.append(message.value)
         message.ack()

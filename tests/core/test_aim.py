@@ -117,7 +117,7 @@ def test_after_a_restart_each_partition_gets_a_tick():
     assert aim.take(600) == [0, 1]
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     due=st.integers(0, 10**6),
     skew=st.integers(-(10**6), 10**6),
@@ -238,3 +238,4 @@ class Ticking(RuleBasedStateMachine):
 
 
 TestTicking = Ticking.TestCase
+TestTicking.settings = settings(deadline=None)

@@ -321,14 +321,13 @@ def test_a_far_delay_is_cold_and_comes_out_in_time(after: int, way: str) -> None
         log.start(1, at=0).retry(1, at=0, after=after, attempts=[1], released=True)
     assert (log.ledger.hot, log.ledger.cold) == (0, 1)
     harvest = log.collect(0)
-    looks = 0
-    while not harvest.letters:
+    for _ in range(4):
+        if harvest.letters:
+            break
         assert harvest.next_due is not None
         assert harvest.next_due <= after + 1
         harvest = log.collect(harvest.next_due)
-        looks += 1
     assert (harvest.lateness_ms, attempts_of(harvest)) == ([1], [1])
-    assert looks <= 4
 
 
 def test_a_lease_is_hot_however_long() -> None:

@@ -323,6 +323,6 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 LedgerMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[*HealthCheck]
+    max_examples=120, stateful_step_count=50, deadline=None, suppress_health_check=[*HealthCheck]
 )
 test_the_ledger_and_the_naive_one_agree = LedgerMachine.TestCase

@@ -91,10 +91,6 @@ def end(*offsets: int, topic: str = "t", **fields) -> Marker:
     return Marker(Kind.END, "q", topic, 0, offsets=list(offsets), **fields)
 
 
-def keep_alive(*offsets: int, after: int) -> Marker:
-    return Marker(Kind.KEEPALIVE, "q", "t", 0, offsets=list(offsets), owner="a", redeliver_after_ms=[after])
-
-
 # Round trips
 
 
@@ -206,12 +202,14 @@ def test_cancelled_delays_leave_at_once() -> None:
 
 def test_names_of_owners_that_are_gone_are_pruned() -> None:
     host = Host()
+    host.batch(delay(1, after=10**6))
     for number in range(3 * UNUSED_MAX):
         host.batch(start(number, owner=f"consumer-{number}", after=10**9), end(number - 5))
     stored = json.loads(host.shelf[NAMES])
     assert len(stored["owners"]) <= UNUSED_MAX + 10
-    host.batch(keep_alive(10**6, after=1))
-    assert (host.ledger.hot, stored["streams"]) == (5, [[1, "q", "t", 0]])
+    assert host.ledger.hot == 5
+    assert [name for _, *name in stored["streams"]] == [["q", "", 0], ["q", "t", 0]]
+    assert len(host.batch(at=10**6 + 1).letters) == 1, "a stream that has only cold messages keeps its name"
 
 
 def test_names_go_with_the_drain_when_no_new_ones_come() -> None:
@@ -285,6 +283,19 @@ def test_a_segment_whose_living_cannot_be_named_is_left_alone_and_not_read_each_
     host.batch(at=9 * HOUR - 100_000)
     letters = host.batch(at=10 * HOUR).letters
     assert [letter.value for letter in letters] == [b"%010d" % offset * 100 for offset in range(80, 100)]
+
+
+def test_a_message_entered_again_elsewhere_does_not_pass_for_one_that_lives_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segments, "CONTINUE_BYTES_MAX", 1)
+    host = Host()
+    given_up = start(*range(100), after=5 * HOUR, owner="", waiting=True, size=1000)
+    host.batch(given_up, delay(200, after=5 * HOUR))
+    host.batch(start(0, after=6 * HOUR, owner="", waiting=True), end(*range(1, 100)), at=1)
+    host.batch(at=segments.COMPACT_AFTER_MS)
+    host.batch(at=5 * HOUR)
+    assert [letter.value for letter in host.batch(at=7 * HOUR).letters] == [b"0000000200", b"0000000000"]
 
 
 # The format

@@ -185,11 +185,13 @@ def test_a_segment_goes_with_its_last_message() -> None:
 
 
 def test_a_segment_that_dies_in_its_own_batch_is_never_written() -> None:
-    class NoPut(DictShelf):
+    class Untouched(DictShelf):
         def put(self, key: str, value: bytes, /) -> None:
             raise AssertionError(key)
 
-    held = Segments(NoPut())
+        delete = put
+
+    held = Segments(Untouched())
     place = held.add(0, start(1), 1, 1, now=0)
     held.release([place])
     assert held.add(0, start(2), 1, 1, now=0) >> SLOT_BITS != place >> SLOT_BITS

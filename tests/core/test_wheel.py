@@ -62,7 +62,8 @@ def test_the_widest_bucket_that_need_not_be_open() -> None:
     assert bucket_of(noon + 119_999, noon) is None
     assert bucket_of(noon + 4 * MINUTE_MS, noon) == (MINUTE_MS, noon // MINUTE_MS + 4)
     assert bucket_of(noon + 5 * HOUR_MS, noon) == (HOUR_MS, noon // HOUR_MS + 5)
-    assert bucket_of(noon + 9 * DAY_MS, noon) == (DAY_MS, noon // DAY_MS + 9)
+    assert bucket_of(noon + 2 * DAY_MS, noon) == (HOUR_MS, noon // HOUR_MS + 48)
+    assert bucket_of(noon + 3 * DAY_MS, noon) == (DAY_MS, noon // DAY_MS + 3)
 
 
 # The buckets on their shelf

@@ -124,9 +124,7 @@ class Stage:
 
     def read(self, topic):
         """Everything that lies on a topic, by a plain client."""
-        consumer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.auto.commit": False}
-        )
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "reader", "enable.auto.commit": False})
         try:
             ends = self.app.transport.end_offsets(topic)
             consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])

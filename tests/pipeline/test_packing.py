@@ -1,7 +1,7 @@
 """Packing: whatever Arrow hands over, the ledger gets each partition's records whole and in order."""
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marq.core.records import Letter
@@ -41,11 +41,13 @@ def by_partition(rows):
     return seen
 
 
+@settings(deadline=None)  # Arrow takes its time at the first call
 @given(st.lists(Rows, max_size=4))
 def test_records_come_back_in_order_per_partition(batches):
     assert unpacked(pack_records(map(batch_of, batches))) == by_partition([row for rows in batches for row in rows])
 
 
+@settings(deadline=None)  # Arrow takes its time at the first call
 @given(Rows, st.integers(0, 10), st.integers(0, 10))
 def test_slices_keep_to_their_own_rows(rows, start, length):
     part = batch_of(rows).slice(start, length)
@@ -88,6 +90,7 @@ def letters_in(blob):
             yield Letter(row["topic"], row["partition"], row["key"], row["value"], headers)
 
 
+@settings(deadline=None)  # Arrow takes its time at the first call
 @given(st.lists(Letters, max_size=10))
 def test_letters_come_back_as_they_were(letters):
     assert [letter for blob in pack_letters(letters) for letter in letters_in(blob)] == letters

@@ -84,56 +84,52 @@ def answer(publisher, tick, time=1_000, error=None):
     publisher.answers.put((tick[3], error, Delivered(time)))
 
 
-def settled(pulse, publisher):
-    """Answer the first ticks."""
+@pytest.fixture
+def first_ticks(pulse, publisher, eventually):
+    """The first ticks, delivered."""
     ticks = [publisher.next(), publisher.next()]
     for tick in ticks:
         answer(publisher, tick)
-    while pulse.ticks < 2:
-        pass
+    eventually(lambda: pulse.ticks == 2)
     return ticks
 
 
-def test_each_partition_gets_a_tick_at_start(pulse, publisher):
-    assert [tick[:3] for tick in settled(pulse, publisher)] == [("markers", Kind.TICK, 0), ("markers", Kind.TICK, 1)]
+def test_each_partition_gets_a_tick_at_start(first_ticks):
+    assert [tick[:3] for tick in first_ticks] == [("markers", Kind.TICK, 0), ("markers", Kind.TICK, 1)]
 
 
+@pytest.mark.usefixtures("first_ticks")
 def test_a_reported_deadline_gets_a_tick_on_its_partition(pulse, publisher, clock):
-    settled(pulse, publisher)
     clock.now = 500
     pulse.report(1, due=1_200, seen=1_000)
     assert publisher.next()[:3] == ("markers", Kind.TICK, 1)
     assert publisher.ticks.empty()
 
 
+@pytest.mark.usefixtures("first_ticks")
 def test_after_a_restart_all_get_one(pulse, publisher):
-    settled(pulse, publisher)
     pulse.start_over(range(2))
     assert {publisher.next()[2], publisher.next()[2]} == {0, 1}
 
 
-def test_a_tick_that_was_not_taken_is_sent_again(pulse, publisher, clock):
+def test_a_tick_that_was_not_taken_is_sent_again(pulse, publisher, clock, eventually):
     publisher.next()
     lost = publisher.next()
     answer(publisher, lost, error="no leader")
-    while pulse.last_error is None:
-        pass
-    assert pulse.last_error == "no leader"
+    eventually(lambda: pulse.last_error == "no leader")
     clock.now = 1_000
     again = publisher.next()
     assert again[2] == lost[2]
     answer(publisher, again)
-    while pulse.last_error is not None:
-        pass
+    eventually(lambda: pulse.last_error is None)
 
 
-def test_a_full_buffer_is_no_end(publisher, clock):
+def test_a_full_buffer_is_no_end(publisher, clock, eventually):
     publisher.refuse = 1
     pulse = Pulse(publisher, "markers", Aim([0], heartbeat_ms=10**9), clock)
     pulse.start_over([0])
     try:
-        while pulse.last_error is None:
-            pass
+        eventually(lambda: pulse.last_error)
         clock.now = 1_000
         pulse.report(0, due=None, seen=0)
         assert publisher.next()[2] == 0

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from marq.app import App
 from marq.bench.rounds import Lap, Stopwatch, Subject
-from marq.consumer import CLEAN
+from marq.core.caution import CLEAN
 from marq.errors import BenchError
 
 QUEUE = "bench"

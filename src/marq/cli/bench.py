@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 YARDSTICK = "confluent-kafka"
 MESSAGES_STEP = 50_000
 
-Rounds = Annotated[int, typer.Option("--rounds", min=1, help="How often each subject has its turn.")]
-Messages = Annotated[int, typer.Option("--messages", min=1, help="How many messages a turn takes.")]
-Size = Annotated[int, typer.Option("--size", min=1, max=900_000, help="Bytes of each message.")]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", min=1, help="How often each subject has its turn.")]
+Messages = Annotated[int, typer.Option("--messages", metavar="N", min=1, help="How many messages a turn takes.")]
+Size = Annotated[int, typer.Option("--size", metavar="N", min=1, max=900_000, help="Bytes of each message.")]
 Broker = Annotated[
     str | None, typer.Option("--bootstrap", metavar="ADDR", help="A broker to use. Without it: an embedded one.")
 ]

@@ -15,9 +15,12 @@ MESSAGES_MAX = 200_000
 def demo(
     *,
     messages: Annotated[
-        int, typer.Option("--messages", min=MESSAGES_MIN, max=MESSAGES_MAX, help="How many messages to send.")
+        int,
+        typer.Option("--messages", metavar="N", min=MESSAGES_MIN, max=MESSAGES_MAX, help="How many messages to send."),
     ] = 10_000,
-    seed: Annotated[int, typer.Option("--seed", help="Which messages are slow, fail or are beyond help.")] = 1,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="N", help="Which messages are slow, fail or are beyond help.")
+    ] = 1,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:

@@ -27,7 +27,11 @@ def dev(
     kafka_port: Annotated[
         int | None,
         typer.Option(
-            "--kafka-port", min=0, max=PORT_MAX, help="Kafka's port. Without it: 9092 if free, else any; 0: any."
+            "--kafka-port",
+            metavar="PORT",
+            min=0,
+            max=PORT_MAX,
+            help="Kafka's port. Without it: 9092 if free, else any; 0: any.",
         ),
     ] = None,
     redis: Annotated[
@@ -37,7 +41,11 @@ def dev(
     redis_port: Annotated[
         int | None,
         typer.Option(
-            "--redis-port", min=0, max=PORT_MAX, help="Redis's port. Without it: 6379 if free, else any; 0: any."
+            "--redis-port",
+            metavar="PORT",
+            min=0,
+            max=PORT_MAX,
+            help="Redis's port. Without it: 6379 if free, else any; 0: any.",
         ),
     ] = None,
     verbose: Verbose = False,

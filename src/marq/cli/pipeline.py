@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from marq.cli.shell import Bootstrap, Json, SettingsFile, Verbose, address, say, set_up
+from marq.cli.shell import Bootstrap, Json, SettingsFile, Verbose, connect, say, set_up
 
 if TYPE_CHECKING:
     from marq.pipeline.status import PipelineStatus
@@ -29,7 +29,8 @@ def pipeline(
         ),
     ] = None,
     master: Annotated[
-        str | None, typer.Option("--master", help="Where Spark runs, such as local[2] or spark://host:7077.")
+        str | None,
+        typer.Option("--master", metavar="URL", help="Where Spark runs, such as local[2] or spark://host:7077."),
     ] = None,
     spark_log: Annotated[
         str | None, typer.Option("--spark-log", metavar="FILE", help="Where Spark logs to; else standard error.")
@@ -43,7 +44,6 @@ def pipeline(
     It runs until it is told to end (Ctrl-C, SIGTERM). marq's topics are created where they are missing.
     """
     set_up(verbose=verbose)
-    from marq.app import App  # noqa: PLC0415 - other commands do without
     from marq.pipeline.run import run_pipeline  # noqa: PLC0415 - loads pyspark
     from marq.settings import PipelineSettings, load_settings  # noqa: PLC0415 - other commands do without
     from marq.stack.jars import spark_jars  # noqa: PLC0415 - other commands do without
@@ -54,7 +54,7 @@ def pipeline(
     settings, _ = load_settings(PipelineSettings, given, toml=file)
     java = find_java()
     jars = spark_jars()
-    with App(address(bootstrap), settings_file=file) as app:
+    with connect(bootstrap, settings_file) as app:
         app.ensure_topics()
         announcer = _Announcer(json=json)
         run_pipeline(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marq.cli.shell import Bootstrap, SettingsFile, Verbose, address, note, say, set_up
+from marq.cli.shell import Bootstrap, SettingsFile, Verbose, connect, note, say, set_up
 
 if TYPE_CHECKING:
     from marq.message import Receipt
@@ -29,7 +28,9 @@ def send(
     queue: Annotated[str, typer.Argument(help="The queue's name.")],
     value: Annotated[str | None, typer.Argument(help="The message. Without it, each line of standard input.")] = None,
     *,
-    key: Annotated[str | None, typer.Option("--key", help="The key of the message, or of all of them.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="The key of the message, or of all of them.")
+    ] = None,
     header: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,10 +49,8 @@ def send(
     A message is sent as it is, as UTF-8. From standard input each line is one message.
     """
     set_up(verbose=verbose)
-    from marq.app import App  # noqa: PLC0415 - other commands do without
-
     headers = [(name, data) for name, _, data in (each.partition("=") for each in header or ())]
-    with App(address(bootstrap), settings_file=Path(settings_file) if settings_file else None) as app:
+    with connect(bootstrap, settings_file) as app:
         target = app.queue(queue)
         outstanding: deque[Receipt] = deque()
         for data in _lines() if value is None else [value.encode()]:

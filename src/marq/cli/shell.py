@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from marq.errors import MarqError
+from marq.errors import ConfigurationError, MarqError
+from marq.settings import variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.console import Console
+
+    from marq.app import App
 
 FAILED = 1
 INTERRUPTED = 130
@@ -52,9 +57,19 @@ class Commands(TyperGroup):
 def set_up(*, verbose: bool) -> None:
     """Called first by every command: warnings go to standard error, and more of it when the user wants to know."""
     _verbose[0] = verbose
+    handler = logging.StreamHandler()
+    handler.addFilter(_is_worth_reading)
     logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(levelname)s %(name)s: %(message)s", force=True
+        handlers=[handler],
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(levelname)s %(name)s: %(message)s",
+        force=True,
     )
+
+
+def _is_worth_reading(record: logging.LogRecord) -> bool:
+    """A broker that has just started answers so to its first producers, and the client simply asks again."""
+    return "Coordinator load in progress: retrying" not in record.getMessage()
 
 
 def report(error: MarqError) -> None:
@@ -97,6 +112,17 @@ def address(bootstrap: str | None) -> str | None:
     if bootstrap is None:
         return None
     return bootstrap if "://" in bootstrap else f"kafka://{bootstrap}"
+
+
+def connect(bootstrap: str | None, settings_file: str | None) -> App:
+    """The app that a command works on."""
+    from marq.app import App  # noqa: PLC0415 - help and usage errors do without
+
+    if bootstrap is None and settings_file is None and not os.environ.get(variable_of("url")):
+        raise ConfigurationError(
+            f"There is no broker to connect to. Use --bootstrap host:port, or set {variable_of('url')}=kafka://host:port."
+        )
+    return App(address(bootstrap), settings_file=Path(settings_file) if settings_file else None)
 
 
 def end_on_signals() -> None:

@@ -24,6 +24,13 @@ from marq.core.records import Kind, Marker, at, provenance, split
 KEEP_ALIVES_PER_LEASE = 3
 
 
+def _awaits(marker: Marker) -> State:
+    """The state of a lease that waits for this START or RETRY to be durable."""
+    if not marker.waiting:
+        return State.MARKING
+    return State.RELEASING if marker.released or not marker.owner else State.RETRYING
+
+
 class Desk:
     """The state machine of one consumer."""
 
@@ -137,10 +144,12 @@ class Desk:
                 for index in sheet.waiting(sheet.handed):
                     self._mark(sheet, index)
 
-    def _mark(self, sheet: Sheet, index: int) -> Lease:
-        lease = self._open(sheet, index, State.MARKING)
-        self._want(Kind.START, lease, self.terms.owner, waiting=False)
-        return lease
+    def _mark(self, sheet: Sheet, index: int) -> None:
+        flags = sheet.flags
+        if flags[index] != IN_FLIGHT:  # acked since it was seen
+            return
+        flags[index] = PENDING  # no call stands between the look and this, so the ack of another thread does not either
+        self._want(Kind.START, self._open(sheet, index, State.MARKING), self.terms.owner, waiting=False)
 
     def _open(self, sheet: Sheet, index: int, state: State) -> Lease:
         record = sheet.records[index]
@@ -163,14 +172,11 @@ class Desk:
     def ack(self, lease: Lease) -> None:
         """Processed. An END counts from anyone, so it is sent even when the lease has run out."""
         if lease.state is State.MARKING or lease.state is State.LEASED or lease.state is State.EXPIRED:
-            if lease.state is State.MARKING and not lease.durable and self._withdraw(Kind.START, lease):
-                self._close(lease, ACKED)
-                self.counts["acked_unmarked"] += 1
-                return
-            if not lease.in_place:
+            self._withdraw(Kind.START, lease)
+            if lease.sent and not lease.in_place:
                 self._ends.setdefault(lease.place, []).append(lease.offset)
             self._close(lease, ACKED)
-            self.counts["acked_leased"] += 1
+            self.counts["acked_leased" if lease.sent else "acked_unmarked"] += 1
 
     def nack(self, sheet: Sheet, index: int, lease: Lease | None, delay: float, *, spend: bool = True) -> None:
         """Again, after a delay: the next attempt is durable before this one is given up."""
@@ -227,7 +233,10 @@ class Desk:
     def extend(self, sheet: Sheet, index: int, lease: Lease | None, term: float, now: float) -> None:
         """A lease of this length from now; automatic keep-alives go on when it nears its end."""
         if lease is None:
-            lease = self._mark(sheet, index)
+            self._mark(sheet, index)
+            lease = self.find(sheet, index)
+        if lease is None:  # acked meanwhile, in another thread
+            return
         lease.term = term
         if lease.state is State.LEASED:
             self._want(Kind.KEEPALIVE, lease, self.terms.owner, waiting=False)
@@ -399,19 +408,23 @@ class Desk:
                 continue
             in_time = now <= lease.expires_at or marker.kind == Kind.START
             term = at(marker.redeliver_after_ms, position, 0) / 1000
-            if in_time:  # else the lease may have run out first, and then the ledger took no notice
-                lease.expires_at = order.ordered_at + term
+            if in_time and order.ordered_at >= lease.told_at:  # else it may have run out, and the ledger took no notice
+                lease.expires_at, lease.told_at = order.ordered_at + term, order.ordered_at
             lease.durable = True
             if marker.kind == Kind.KEEPALIVE:
                 self._next_renewal = min(self._next_renewal, lease.expires_at)
+            elif lease.state is State.DYING:
+                self._next_renewal = now  # keeps it, should its dead letter take long
+            elif lease.state is not _awaits(marker):  # it was nacked or given up since this was written
+                continue
             elif lease.state is State.MARKING:
                 self._leased(lease, now, term)
-            elif lease.state is State.RETRYING and marker.waiting:
+            elif lease.state is State.RELEASING:
+                self._close(lease, PARKED)
+            else:
                 self._hold(lease, now)
                 if not in_time:
                     self._outlived(lease)
-            elif lease.state is State.RELEASING and marker.waiting:
-                self._close(lease, PARKED)
 
     def _leased(self, lease: Lease, now: float, term: float) -> None:
         lease.state = State.LEASED
@@ -445,11 +458,9 @@ class Desk:
                 self._forsake(lease)
             elif forever:
                 self._keep_in_place(lease, now)
-            elif lease.state is State.MARKING:
-                self._close(lease, IN_FLIGHT)
-            elif lease.state in {State.RETRYING, State.RELEASING}:
-                owner = order.marker.owner
-                self._want(kind, lease, owner, waiting=True, released=order.marker.released)
+            elif lease.state is _awaits(order.marker):
+                marker = order.marker
+                self._want(kind, lease, marker.owner, waiting=marker.waiting, released=marker.released)
         if kind == Kind.END:
             self._ends.setdefault((order.marker.topic, order.marker.partition), []).extend(order.marker.offsets)
 

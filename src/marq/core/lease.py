@@ -39,6 +39,7 @@ class Lease:
     sent: bool = False  # a START for it has left, so the log may know of it
     renew_at: float = 0.0
     expires_at: float = 0.0  # by our clock, counted from before the marker was sent: never too late
+    told_at: float = 0.0  # when the marker that set this was ordered: answers may overtake each other
     delay: float = 0.0
     term: float = 0.0  # the length of the lease in force
     due: float = 0.0
@@ -48,6 +49,10 @@ class Lease:
     @property
     def key(self) -> tuple[Place, int]:
         return self.place, self.offset
+
+    def has_run_out(self, now: float) -> bool:
+        """Whether the pipeline may be giving the message to somebody else by now, noticed or not."""
+        return self.state is State.EXPIRED or (self.durable and not self.in_place and now > self.expires_at)
 
     def mark(self, flag: int) -> None:
         self.sheet.flags[self.index] = flag

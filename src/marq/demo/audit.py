@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from marq.codecs import codec_for
-from marq.consumer import CLEAN
+from marq.core.caution import CLEAN
 from marq.core import records
 from marq.demo import plan
 from marq.demo.log import Held, LeaseBook, Returned, TopicReader, committed, replay
@@ -112,21 +112,21 @@ def audit(
             len(sent),
             len(originals),
             originals.keys() == set(sent) and all(intact),
-            "each with its payload, key and headers",
+            "with payload, key and headers as sent",
         ),
         Check(
             "acked",
             len(tally.acked),
             len(acked_by_broker),
             set(tally.acked) == acked_by_broker,
-            "by workers; settled on the topic and no dead letter",
+            "by workers; settled and no dead letter",
         ),
         Check(
             "dead",
             len(poison),
             len(evidence.letters),
             good_letters == len(poison) == len(evidence.letters) and tally.attempts_seen <= plan.ATTEMPTS,
-            f"one letter each, after exactly {plan.ATTEMPTS} attempts, with everything in it",
+            f"each after exactly {plan.ATTEMPTS} attempts, and intact",
         ),
         Check(
             "sent = acked + dead",
@@ -172,7 +172,7 @@ def _redelivered(evidence: Evidence) -> Check:
         len(told),
         len(lie),
         told == lie and intact,
-        f"{len(told) - delayed} expired leases, {delayed} longer delays; copies like their originals",
+        f"{len(told) - delayed} expired leases, {delayed} longer delays, all intact",
     )
 
 
@@ -183,13 +183,13 @@ def _killed(evidence: Evidence, killed: Killed) -> Check:
     back = sum((evidence.id_at(each.place, each.offset), _next_attempt(each.held)) in copies for each in returned)
     second = sum(each.held.attempt == 1 for each in returned)
     renewed = sum(_was_with(each, killed) for each in evidence.book.taken_over)
-    others = f", {renewed} renewed by the partition's next owner" if renewed else ""
+    others = f", {renewed} leased by the next owner" if renewed else ""
     return Check(
         f"leases of worker {killed.name}",
         killed.leases,
         back + renewed,
         killed.leases == back + renewed and back == len(returned) > 0,
-        f"in its hands at the kill: {second} redelivered as attempt 2{others}",
+        f"redelivered: {second} as attempt 2{others}",
     )
 
 
@@ -208,7 +208,7 @@ def _duplicates(evidence: Evidence, tally: Tally, killed: Killed) -> Check:
         len(twice),
         len(explained),
         explained == twice,
-        f"acked by worker {killed.name} after its last commit: this is at least once",
+        f"acked by worker {killed.name} after its last commit",
     )
 
 
@@ -219,7 +219,7 @@ def _left(evidence: Evidence) -> Check:
         0,
         left,
         left == 0 and evidence.unclean == 0 and evidence.ledger["malformed"] == 0,
-        f"leases in {len(evidence.markers):,} replayed markers, offsets not committed",
+        f"open leases (of {len(evidence.markers):,} markers), offsets",
     )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 5.0
 FRAMES_PER_SECOND = 8
 BAR_WIDTH = 60
+STYLES = {"acked": "bold green", "dead": "bold red", "leased": "bold yellow", "redelivered": "bold cyan"}
 WORKER_STYLES = {"starting": "yellow", "at work": "green", "killed": "bold red", "stopped": "dim"}
 
 
@@ -92,25 +93,25 @@ def numbers_of(tally: Tally) -> list[tuple[str, str]]:
 
 def picture(tally: Tally) -> RenderableType:
     """One frame."""
-    numbers = Table.grid(padding=(0, 4))
-    for _ in range(5):
-        numbers.add_column(justify="right", min_width=9)
-    cells = [Text.assemble((name, "dim"), "\n", (value, _style(name))) for name, value in numbers_of(tally)]
-    numbers.add_row(*cells[:5])
-    numbers.add_row(*cells[5:])
+    clock = Text(f"{tally.elapsed:5.1f} s  {tally.doing} ...", style="cyan")
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(ProgressBar(tally.planned, tally.settled, width=BAR_WIDTH), f"{tally.settled:,} of {tally.planned:,}")
+    numbers = numbers_of(tally)
+    columns = -(-len(numbers) // 2)
+    cells = Table.grid(padding=(0, 3))
+    for _ in range(columns):
+        cells.add_column(justify="right", min_width=11)
+    for row in (numbers[:columns], numbers[columns:]):
+        cells.add_row(*(Text(name, style="dim") for name, _ in row))
+        cells.add_row(*(Text(value, style=STYLES.get(name, "bold")) for name, value in row))
     workers = Table.grid(padding=(0, 2))
+    for _ in range(3):
+        workers.add_column()
+    for _ in range(3):
+        workers.add_column(justify="right")
     for worker in tally.workers:
         workers.add_row(*_worker(worker, tally))
-    done = Text(f"{tally.settled:,} of {tally.planned:,} settled", style="dim")
-    return Group(
-        Text(""), ProgressBar(tally.planned, tally.settled, width=BAR_WIDTH), done, Text(""), numbers, Text(""), workers
-    )
-
-
-def _style(name: str) -> str:
-    return {"acked": "bold green", "dead": "bold red", "leased": "bold yellow", "redelivered": "bold cyan"}.get(
-        name, "bold"
-    )
+    return Group(clock, Text(""), bar, Text(""), cells, Text(""), workers)
 
 
 def _worker(worker: WorkerTally, tally: Tally) -> list[RenderableType]:
@@ -130,9 +131,9 @@ def table(outcome: Outcome, console: Console) -> RenderableType:
     rows = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     rows.add_column("")
     rows.add_column("claimed", justify="right")
-    rows.add_column("the broker holds", justify="right")
+    rows.add_column("on the broker", justify="right")
     rows.add_column("")
-    rows.add_column("which is", overflow="fold", style="dim" if console.is_terminal else "")
+    rows.add_column("what that is", overflow="fold", style="dim" if console.is_terminal else "")
     for check in outcome.checks:
         verdict = Text("ok", style="green") if check.ok else Text("WRONG", style="bold red")
         rows.add_row(check.what, f"{check.claimed:,}", f"{check.held:,}", verdict, check.how)
@@ -140,9 +141,10 @@ def table(outcome: Outcome, console: Console) -> RenderableType:
     if wrong:
         end = Text(f"It does not add up: {', '.join(wrong)}.", style="bold red")
     else:
+        acked, dead = (next(check.held for check in outcome.checks if check.what == what) for what in ("acked", "dead"))
         end = Text(
-            f"It adds up. {outcome.messages:,} messages in {outcome.seconds:.0f} s, {outcome.rate:,.0f} a second "
-            "with pauses that handlers make on purpose; one worker killed, none lost.",
+            f"It adds up: {outcome.messages:,} messages sent, {acked:,} acked, {dead:,} dead, none lost, one worker "
+            f"killed, in {outcome.seconds:.0f} s.",
             style="bold green",
         )
     return Group(Text(""), rows, Text(""), end)

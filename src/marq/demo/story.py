@@ -107,10 +107,11 @@ class Demo:
         killed = self._kill_one()
         self._start_worker("C", app.settings.address)
         self._say("worker C takes its place")
+        self._tally.doing = "at work, until everything is settled"
         self._await_end(killed)
         rate = self._tally.settled / (time.monotonic() - began)
         self._stop_workers()
-        self._say("reading all topics, to check the sum")
+        self._do("reading all topics, to check the sum")
         evidence = Evidence(app, queue)
         self._look()
         checks = audit(evidence, self._tally, self._orders, sent, killed)
@@ -129,7 +130,7 @@ class Demo:
     # The parts of the story
 
     def _start(self) -> App:
-        self._say("starting Kafka")
+        self._do("starting Kafka")
         kafka = self._kafka = self._open.enter_context(KafkaServer(self._folder / "kafka"))
         self._say(f"Kafka {KAFKA_VERSION} is up: {kafka.bootstrap}, process {kafka.pid}")
         app = self._open.enter_context(App(f"kafka://{kafka.bootstrap}", consumer=plan.CONSUMER))
@@ -138,7 +139,7 @@ class Demo:
         pipeline = PipelineProcess(kafka.bootstrap, self._folder, self._folder / "checkpoint")
         self._open.callback(pipeline.stop)
         self._pipeline = pipeline.start()
-        self._say(f"starting the pipeline on Spark, process {pipeline.pid}, and two workers")
+        self._do(f"starting two workers and the pipeline on Spark, process {pipeline.pid}")
         for name in ("A", "B"):
             self._start_worker(name, kafka.bootstrap)
         self._reader = TopicReader(app.transport, [app.markers_topic, app.dead_letter_topic])
@@ -163,6 +164,7 @@ class Demo:
 
     def _send(self, queue: Queue[Order]) -> list[str]:
         """Every order, with a key and a header of its own. Returns the ids once all are confirmed."""
+        self._tally.doing = "sending"
         began = time.monotonic()
         receipts = []
         for order in self._orders:
@@ -183,6 +185,7 @@ class Demo:
             wanted = next((leases for from_share, leases in LEASES_WANTED if share >= from_share), None)
             return wanted is not None and self._leases(self._most_leased()) >= wanted
 
+        self._tally.doing = "at work, until one worker is killed half-way"
         self._until(is_time, self._patience(), "a worker with leases, half-way,")
         victim = self._most_leased()
         victim.process.kill()
@@ -210,7 +213,7 @@ class Demo:
         if not self._until(is_over, self._patience()):
             self._say("not everything was settled in time")
             return
-        self._say("everything is settled")
+        self._do("everything is settled")
 
     def _milestones(self, killed: Killed, killed_at: float) -> list[Callable[[], str]]:
         """Things worth saying once, when they have happened."""
@@ -242,6 +245,11 @@ class Demo:
         self._look()
 
     # What goes on all the time
+
+    def _do(self, text: str) -> None:
+        """What goes on from now."""
+        self._tally.doing = text
+        self._say(text)
 
     def _say(self, text: str) -> None:
         self._tally.events.append((self._tally.elapsed, text))

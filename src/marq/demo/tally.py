@@ -47,6 +47,7 @@ class Tally:
     """Everything that is shown."""
 
     planned: int
+    doing: str = "starting"
     began: float = field(default_factory=time.monotonic)
     sent: int = 0
     workers: list[WorkerTally] = field(default_factory=list)

@@ -38,8 +38,8 @@ def look_up(session: Any, bootstrap: str, topic: str, options: Mapping[str, str]
         cause = error.java_exception.getCause() or error.java_exception
         if "UnknownTopicOrPartition" in cause.getClass().getName():
             raise PipelineError(
-                f"There is no topic {topic}. Create marq's topics with `marq topics create`, or start a producer or a "
-                "worker first."
+                f"There is no topic {topic}. Create marq's topics with `App(...).ensure_topics()`, or start a producer "
+                "or a worker first."
             ) from error
         raise TransportError(
             f"Spark got no answer from Kafka at {bootstrap}: {cause.getMessage()}. Check the address and the broker."

@@ -133,8 +133,8 @@ class Pipeline:
         try:
             if not transport.partitions(self._topics.markers):
                 raise PipelineError(
-                    f"There is no topic {self._topics.markers}. Create marq's topics with `marq topics create`, or "
-                    "start a producer or a worker first."
+                    f"There is no topic {self._topics.markers}. Create marq's topics with `App(...).ensure_topics()`, "
+                    "or start a producer or a worker first."
                 )
             yield transport
         finally:

@@ -100,7 +100,7 @@ def jvm_process(gateway: Any = None) -> Any:
 def _check_jars(options: SparkOptions) -> None:
     missing = [str(jar) for jar in options.jars if not jar.is_file()]
     if missing:
-        raise PipelineError(f"These jars are gone: {', '.join(missing)}. `marq doctor` says how to get them.")
+        raise PipelineError(f"These jars are gone: {', '.join(missing)}. Run `marq fetch` to get them again.")
     if options.is_local and not any(jar.name.startswith(CONNECTOR) for jar in options.jars):
         raise PipelineError(
             f"Spark cannot read Kafka without its connector: pass the jars of {CONNECTOR} "
@@ -221,5 +221,5 @@ def _explain(error: Exception, options: SparkOptions, log_before: int) -> str:
     tail = ""
     if options.log_file is not None:
         tail = options.log_file.read_bytes()[log_before:].decode(errors="replace").strip()
-    last = f" It said: {tail.splitlines()[-1]}" if tail else ""
-    return f"Spark's JVM did not start.{last} Spark needs Java 17 or 21: install one, or set JAVA_HOME to it."
+    first = f" It said: {tail.splitlines()[0]}." if tail else ""
+    return f"Spark's JVM did not start.{first} Spark needs Java 17 or 21: install one, or set JAVA_HOME to it."

@@ -184,7 +184,11 @@ class Tracker:
             "kafka.compression.type": "lz4",
             "kafka.buffer.memory": str(128 << 20),
             "kafka.max.request.size": str(128 << 20),  # the topic's own limit is the one that counts
+            # A topic that vanished stops all letters until the batch fails; a broker that is away for longer than this
+            # costs a restart of the query, which goes on from its checkpoint.
             "kafka.max.block.ms": "30000",
+            "kafka.request.timeout.ms": "15000",
+            "kafka.delivery.timeout.ms": "30000",
         }
 
 

@@ -45,6 +45,7 @@ _FIXED = frozenset({"acks", "request.required.acks", "enable.idempotence", "enab
 SERVE_EVERY = 0.1
 FULL_WAIT = 0.05
 FULL_WAITS = 600
+LEADER_WITHIN = 2.0
 
 
 def _error_of(error: KafkaError, doing: str) -> MarqError:
@@ -366,10 +367,15 @@ class KafkaSubscription:
 
     @staticmethod
     def _beginning(consumer: Any, partition: Any) -> int:
-        try:
-            return int(consumer.get_watermark_offsets(partition, timeout=5)[0])
-        except KafkaException:
-            return -1
+        """A leader that was elected a moment ago says for another moment that it is none."""
+        until = time.monotonic() + LEADER_WITHIN
+        while True:
+            try:
+                return int(consumer.get_watermark_offsets(partition, timeout=5)[0])
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
+                    return -1
+                time.sleep(0.02)
 
     def _revoked(self, _: Any, partitions: list[Any]) -> None:
         self._listener.on_revoked([(p.topic, p.partition) for p in partitions])

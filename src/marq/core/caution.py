@@ -1,0 +1,55 @@
+"""How much to trust a partition that has just become ours: its last owner may have died of what lies at its front."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marq.core.frontier import Place
+
+CLEAN = "marq:clean"  # commit metadata: whoever committed this left nothing behind
+OPEN = "marq:open"  # somebody is at work here; found by a new owner, it means that he died
+
+CAREFUL_SECONDS = 10.0  # how long commits follow every batch, so that a second death finds the culprit at the front
+
+
+class Caution:
+    """Decides what is leased, and what is committed, before messages are handed out."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window  # as many messages as the dead owner may have had in hand
+        self._left: dict[Place, int] = {}
+        self._announced: set[Place] = set()  # partitions of which the group knows that somebody is at work there
+        self._until = 0.0
+
+    def assigned(self, place: Place, metadata: str | None, now: float) -> bool:
+        """Whether the partition was left in order. No commit at all says that it was not."""
+        if metadata == CLEAN:
+            return True
+        self._left[place] = self._window
+        self._until = now + CAREFUL_SECONDS
+        return False
+
+    def dropped(self, place: Place) -> None:
+        self._left.pop(place, None)
+        self._announced.discard(place)
+
+    def leases_first(self, place: Place, count: int) -> bool:
+        """Whether a run must be leased before it is handed out: then its attempt survives what it may do to us."""
+        left = self._left.get(place)
+        if left is None:
+            return False
+        if left > count:
+            self._left[place] = left - count
+        else:
+            del self._left[place]
+        return True
+
+    def is_unannounced(self, places: Iterable[Place]) -> bool:
+        return any(place not in self._announced for place in places)
+
+    def announced(self, places: Iterable[Place]) -> None:
+        self._announced.update(places)
+
+    def commits_now(self, now: float) -> bool:
+        """Whether commits follow every batch."""
+        return now < self._until
