@@ -93,6 +93,7 @@ class World:
         self.acked: Counter[str] = Counter()
         self.not_before: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         self.doubled: set[str] = set()  # messages of which there are copies that go their own ways
+        self.given: Counter[str] = Counter()  # the latest attempt that the pipeline gave out
         self.starters: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
         self.pipeline = Pipeline(self)
         self.births = 0
@@ -142,9 +143,12 @@ class World:
         log.append(Record(len(log), value, headers, self.millis))
 
     def mark(self, marker: Marker) -> None:
-        if marker.kind == Kind.START and marker.owner:
-            for offset in marker.offsets:
-                self.starters[marker.partition, offset].add(marker.owner)
+        if marker.kind == Kind.START:
+            for offset, value, attempt in zip(marker.offsets, marker.values, marker.attempts, strict=True):
+                owners = self.starters[marker.partition, offset]
+                owners.add(marker.owner)
+                if self.rough and (attempt < self.given[value.decode()] or len(owners - {""}) > 1):
+                    self.doubled.add(value.decode())  # leased anew by somebody who had not heard of the other
         log = self.markers[home(stream_key(*marker.stream), MARKERS)]
         log.append(Record(len(log), encode(marker), [], self.millis))
 
@@ -221,8 +225,7 @@ class World:
             for lease in member.desk.leases.values():
                 is_kept = lease.state in {State.LEASED, State.HELD} and lease.durable
                 of_it = lease.record.value() == name.encode() and lease.place[1] not in member.lost
-                alone = self.starters[lease.place[1], lease.offset] == {member.name}  # else two leased it after a death
-                if is_kept and of_it and alone and not lease.has_run_out(member.clock()):
+                if is_kept and of_it and not lease.has_run_out(member.clock()):
                     return f"{member.name} has {name} in its hands"
         return None
 
@@ -291,10 +294,10 @@ class Pipeline:
         """What was due when the batch was read, so nobody who has kept in touch believes to have it."""
         name, attempt = letter.value.decode(), provenance(letter.headers).attempt
         world = self._world
-        if (letter.topic, name, attempt) in self._written:  # by a batch that was killed before it was on record
-            assert world.rough
-            world.doubled.add(name)
+        if world.rough and (letter.topic, name, attempt) in self._written:
+            world.doubled.add(name)  # by a batch that was killed before it was on record
         self._written.add((letter.topic, name, attempt))
+        world.given[name] = max(world.given[name], attempt)
         assert (whose := world.believes(name)) is None, whose
         world.append(letter.topic, letter.partition, letter.value, letter.headers)
 
@@ -489,8 +492,8 @@ class Member:
 
     def _begin(self, handle: Handle) -> None:
         world = self.world
-        early = world.not_before.get((handle.name, handle.attempt), [])
-        assert handle.name in world.doubled or all(world.now >= each - 1e-6 for each in early), f"{handle} is early"
+        early = min(world.not_before.get((handle.name, handle.attempt), [0.0]))
+        assert handle.name in world.doubled or world.now >= early - 1e-6, f"{handle} is early"
         if not world.rough:
             for member in world.members:
                 assert all(each.name != handle.name for each in member.hands.values()), f"{handle} is out twice"

@@ -14,7 +14,7 @@ from marq.transport.kafka import KafkaTransport
 pytestmark = [pytest.mark.broker, pytest.mark.spark, pytest.mark.timeout(200)]
 
 BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
-LATE_MS_MAX = 2_000
+LATE_MS_MAX = 5_000  # a loaded machine's; the heartbeat alone would take up to 15 s
 NO_MARKER = b"\xff no marker"
 numbers = count()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,7 +57,7 @@ def pipeline(
     jars = spark_jars()
     with connect(bootstrap, settings_file) as app:
         app.ensure_topics()
-        announcer = _Announcer(json=json)
+        announcer = Announcer(json=json)
         run_pipeline(
             app.settings.address,
             app.settings.topics,
@@ -65,35 +66,30 @@ def pipeline(
             jars=jars,
             java_home=java.path.resolve().parent.parent,
             log_file=Path(spark_log) if spark_log else None,
-            on_ready=announcer.ready,
-            on_status=announcer.status,
+            on_ready=announcer.tell,
+            on_status=announcer.tell,
         )
 
 
-class _Announcer:
+class Announcer:
     """Says what is new."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self._said: dict[str, Any] = {}
 
-    def ready(self, status: PipelineStatus) -> None:
-        if not self._json:
-            say("ready")
-        self.status(status)
-
-    def status(self, status: PipelineStatus) -> None:
-        from dataclasses import asdict  # noqa: PLC0415 - only here
-
+    def tell(self, status: PipelineStatus) -> None:
         news = {name: value for name, value in asdict(status).items() if name not in _RESTLESS}
         if news == self._said:
             return
         self._said = news
-        if self._json:
-            say(status.to_json())
-        else:
-            say(
-                f"leased {status.hot}, delayed {status.cold}, redelivered {status.redelivered}, dead {status.dead}, "
-                f"behind {status.lag}, restarts {status.restarts}"
-                + (f", last error: {status.last_error}" if status.last_error else "")
-            )
+        say(status.to_json() if self._json else sentence(status))
+
+
+def sentence(status: PipelineStatus) -> str:
+    """The numbers that a person looks for."""
+    error = f", last error: {status.last_error}" if status.last_error else ""
+    return (
+        f"{'ready' if status.ready else 'catching up'}: leased {status.hot}, delayed {status.cold}, "
+        f"redelivered {status.redelivered}, dead {status.dead}, behind {status.lag}, restarts {status.restarts}{error}"
+    )

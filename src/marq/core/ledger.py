@@ -61,7 +61,7 @@ CONFIRM_AFTER_MS = 1000
 SOON = 0  # the tier of segments whose messages are leased, or due soon
 
 _Fresh = tuple[int, int, Bucket | None, int, int]  # position, key, bucket, deadline, attempt
-_Settled = dict[tuple[int, int, str], list[tuple[int, int, int]]]  # stream, kind, reason: offset, deadline, attempt
+_Settled = dict[tuple[int, str], list[tuple[int, int, int]]]  # stream, reason of death: offset, deadline, attempt
 
 
 @dataclass(slots=True)
@@ -297,9 +297,7 @@ class Ledger:
             if letter is not None:
                 harvest.letters.append(letter)
                 harvest.lateness_ms.append(self.now - deadline)
-            settled[stream_of(key), Kind.DEAD if reason else Kind.REDELIVERED, reason].append(
-                (offset_of(key), deadline, row[1])
-            )
+            settled[stream_of(key), reason].append((offset_of(key), deadline, row[1]))
             if reason:
                 harvest.dead += 1
             else:
@@ -331,11 +329,11 @@ class Ledger:
         return dead_letter_of(original, topic=marker.dead_letter_topic, attempts=attempts, reason=reason), reason
 
     def _confirm(self, settled: _Settled) -> Iterator[bytes]:
-        for (stream, kind, reason), entries in settled.items():
+        for (stream, reason), entries in settled.items():
             queue, topic, partition = self._book.names.stream_by(stream)
             offsets, deadlines, attempts = (list(column) for column in zip(*entries, strict=True))
             marker = Marker(
-                kind,
+                Kind.DEAD if reason else Kind.REDELIVERED,
                 queue=queue,
                 topic=topic,
                 partition=partition,

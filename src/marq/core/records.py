@@ -378,7 +378,7 @@ def dead_letter_of(original: Original, *, topic: str, attempts: int, reason: str
 def _history(original: Original) -> HeaderList:
     """The user's headers and, set once and never again, where and when the message was first delivered."""
     kept = [(name, value) for name, value in original.headers if name not in _SET_ANEW]
-    names = {name for name, _ in kept}
+    names = [name for name, _ in kept]
     identity = message_id(original.topic, original.partition, original.offset).encode()
     if ID not in names:
         kept.append((ID, identity))
