@@ -12,8 +12,8 @@ COUNT = 10
 def main() -> None:
     with App(URL) as app:
         greetings = app.queue("example-greetings", str)
-        receipts = greetings.send_many([f"hello {number}" for number in range(COUNT)], headers={"lang": "en"})
-        print("sent", len(receipts), "messages, all durable")
+        sent = greetings.send_many([f"hello {number}" for number in range(COUNT)], headers={"lang": "en"})
+        print("sent", sent, "messages, all durable")
 
         with greetings.consume() as messages:
             for message in islice(messages, COUNT):

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack
 from zlib import crc32
 
 from marq.codecs import codec_for
 from marq.consumer import Consumer
 from marq.core import records
-from marq.errors import ConfigurationError, MessageTooLargeError
-from marq.message import Receipt
+from marq.errors import ConfigurationError, MessageTooLargeError, SendError
+from marq.message import CONFIRMED_WITHIN, Receipt
 from marq.retry import Retry
 from marq.settings import ConsumerSettings, suggestion
 
@@ -88,25 +87,37 @@ class Queue(Generic[T]):
 
     def send_many(
         self, values: Iterable[T], *, key: str | bytes | None = None, headers: HeaderInput | None = None
-    ) -> list[Receipt]:
-        """Send messages and wait until all are durable. Raises the first error; those before it were confirmed."""
+    ) -> int:
+        """Send messages, wait until all are durable, and say how many they were. `send` gives receipts, at a price."""
         publisher = self._app.publisher
         wire = self._headers(key, headers) if key is not None or headers else None
-        receipts: list[Receipt] = []
-        remaining = iter(values)
-        while payloads := list(map(self._encode, islice(remaining, SEND_CHUNK))):
-            self._check_size(max(payloads, key=len), wire)
-            chunk = [Receipt(publisher, self.name, self._topic) for _ in payloads]
+        refusals: list[Any] = []
+
+        def refused(error: Any, _: Any) -> None:
+            if error:
+                refusals.append(error)
+
+        payloads = list(map(self._encode, values))
+        sent = len(payloads)
+        self._check_size(max(payloads, key=len, default=b""), wire)  # before anything is sent
+        for first in range(0, sent, SEND_CHUNK):
+            chunk = payloads[first : first + SEND_CHUNK]
             if wire is None:
-                publisher.publish_many(self._topic, payloads, self._key, chunk)
+                publisher.publish_many(self._topic, chunk, self._key, refused)
             else:
-                for data, receipt in zip(payloads, chunk, strict=True):
-                    publisher.publish(self._topic, data, self._key, wire, report=receipt)
-            receipts += chunk
-            publisher.serve(0)
-        for receipt in receipts:
-            receipt.result()
-        return receipts
+                for data in chunk:
+                    publisher.publish(self._topic, data, self._key, wire, report=refused)
+                publisher.serve(0)
+        flush = publisher.flush_many if wire is None else publisher.flush
+        if sent and flush(CONFIRMED_WITHIN.total_seconds()) and not refusals:
+            raise SendError(f"Not all of {sent} messages to {self.name} were confirmed in time.", queue=self.name)
+        if refusals:
+            raise SendError(
+                f"{len(refusals)} of {sent} messages to {self.name} were refused; the others are durable. The first:"
+                f" {publisher.error(refusals[0])}",
+                queue=self.name,
+            )
+        return sent
 
     def _headers(self, key: str | bytes | None, headers: HeaderInput | None) -> list[tuple[str, bytes | None]]:
         pairs = headers.items() if isinstance(headers, Mapping) else headers or ()

@@ -96,7 +96,9 @@ class RealKafka(Broker):
     def records(self, topic: str) -> Sequence[Any]:
         reader = confluent_kafka.Consumer({**self._bootstrap, "group.id": "reader", "fetch.wait.max.ms": 50})
         try:
-            places = [confluent_kafka.TopicPartition(topic, p, 0) for p in reader.list_topics(topic).topics[topic].partitions]
+            places = [
+                confluent_kafka.TopicPartition(topic, p, 0) for p in reader.list_topics(topic).topics[topic].partitions
+            ]
             ends = {place.partition: reader.get_watermark_offsets(place, timeout=10)[1] for place in places}
             reader.assign(places)
             found: list[Any] = []

@@ -229,9 +229,7 @@ time.sleep(120)
 """
 
 
-def test_what_a_killed_consumer_had_comes_back_and_is_leased_first(
-    broker: Any, take: Any
-) -> None:
+def test_what_a_killed_consumer_had_comes_back_and_is_leased_first(broker: Any, take: Any) -> None:
     app = broker.app()
     queue = app.queue("orders", int)
     begin(broker, queue)

@@ -660,7 +660,7 @@ def check(world: World) -> None:
 @pytest.mark.parametrize("block", range(10))
 @pytest.mark.parametrize("kind", ["calm", "rough"])
 def test_worlds_hold_together(kind: str, block: int) -> None:
-    for seed in range(block * 15, block * 15 + 15):
+    for seed in range(block * 20, block * 20 + 20):
         world = World(seed, rough=kind == "rough")
         try:
             world.run()

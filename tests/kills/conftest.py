@@ -59,8 +59,10 @@ class PipelineChild:
     def start(self):
         with self.log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "marq.cli", "pipeline", "--bootstrap", self.bootstrap, "--json"]
-                + ["--checkpoint", str(self.checkpoint), "--spark-log", str(self.log) + ".spark"],
+                [
+                    *(sys.executable, "-m", "marq.cli", "pipeline", "--bootstrap", self.bootstrap, "--json"),
+                    *("--checkpoint", str(self.checkpoint), "--spark-log", f"{self.log}.spark"),
+                ],
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,

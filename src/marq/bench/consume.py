@@ -27,6 +27,7 @@ QUEUE = "bench"
 STALL_SECONDS = 60.0
 STALLED = "A subject stopped receiving before it had everything. Is the broker well?"
 POLL_BATCH = 500
+FETCH = {"fetch.queue.backoff.ms": 5, "fetch.wait.max.ms": 100}  # as marq has it; a share consumer refuses it
 _numbers = count(1)
 
 
@@ -80,8 +81,7 @@ def _bare(bootstrap: str, topic: str, messages: int) -> Lap:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
             "partition.assignment.strategy": "cooperative-sticky",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.wait.max.ms": 100,
+            **FETCH,
         }
     )
     consumer.subscribe([topic])

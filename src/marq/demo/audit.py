@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from marq.codecs import codec_for
-from marq.core.caution import CLEAN
 from marq.core import records
+from marq.core.caution import CLEAN
 from marq.demo import plan
 from marq.demo.log import Held, LeaseBook, Returned, TopicReader, committed, replay
 from marq.demo.plan import Order

@@ -98,9 +98,9 @@ class Publisher(Protocol):
         report: Report | None = None,
     ) -> None: ...
 
-    def publish_many(
-        self, topic: str, values: Sequence[bytes | None], key: bytes | None, reports: Sequence[Report]
-    ) -> None: ...  # no headers; the fast lane
+    # The fast lane, without headers: `refused` is told of failures alone. Whether all are durable, `flush_many` says.
+    def publish_many(self, topic: str, values: Sequence[bytes | None], key: bytes | None, refused: Report) -> None: ...
+    def flush_many(self, timeout: float) -> int: ...  # like flush, for the fast lane
 
     def serve(self, timeout: float) -> int: ...  # call the reports that are due; returns how many
     def flush(self, timeout: float) -> int: ...  # returns how many are still on their way

@@ -167,19 +167,19 @@ class KafkaPublisher:
     """
 
     def __init__(self, common: Mapping[str, Any]) -> None:
-        self._producer = Producer(
-            {
-                "linger.ms": 5,
-                "partitioner": "random",
-                "sticky.partitioning.linger.ms": 0,
-                "delivery.timeout.ms": 60_000,
-                "queue.buffering.max.messages": 200_000,
-                **common,
-                "acks": "all",
-                "enable.idempotence": True,
-            },
-            logger=log,
-        )
+        self._settings = {
+            "linger.ms": 5,
+            "partitioner": "random",
+            "sticky.partitioning.linger.ms": 0,
+            "delivery.timeout.ms": 60_000,
+            "queue.buffering.max.messages": 200_000,
+            **common,
+            "acks": "all",
+            "enable.idempotence": True,
+        }
+        self._producer = Producer(self._settings, logger=log)
+        self._lock = threading.Lock()
+        self._fast: Any = None
         self._produce = self._producer.produce
         self._served_at = 0.0
         self._closed = threading.Event()
@@ -216,25 +216,32 @@ class KafkaPublisher:
             else:
                 return
 
-    def publish_many(
-        self, topic: str, values: Sequence[bytes | None], key: bytes | None, reports: Sequence[Report]
-    ) -> None:
-        batch: list[dict[str, Any]] = [
-            {"value": value, "key": key, "callback": report} for value, report in zip(values, reports, strict=True)
-        ]
+    def _fast_lane(self) -> Any:
+        """A producer that makes no report of what went well: a report is most of what a message costs here."""
+        with self._lock:
+            if self._fast is None:
+                self._fast = Producer({**self._settings, "delivery.report.only.error": True}, logger=log)
+            return self._fast
+
+    def publish_many(self, topic: str, values: Sequence[bytes | None], key: bytes | None, refused: Report) -> None:
+        producer = self._fast_lane()
+        batch: list[dict[str, Any]] = [{"value": value, "key": key} for value in values]
         waited = 0
         while batch:
-            queued = self._producer.produce_batch(topic, batch)
+            queued = producer.produce_batch(topic, batch, on_delivery=refused)
+            producer.poll(0)
             if queued == len(batch):
                 return
-            refused = [item for item in batch if "_error" in item]
             waited = 0 if queued else waited + 1
-            for item in refused:
+            batch = [item for item in batch if "_error" in item]
+            for item in batch:
                 error = item.pop("_error")
                 if error.code() != KafkaError._QUEUE_FULL or waited > FULL_WAITS:  # noqa: SLF001 - librdkafka's own code
                     raise _error_of(error, f"Sending to {topic}")
-            batch = refused
-            self.serve(FULL_WAIT)
+            producer.poll(FULL_WAIT)
+
+    def flush_many(self, timeout: float) -> int:
+        return int(self._fast_lane().flush(timeout))
 
     def serve(self, timeout: float) -> int:
         self._served_at = time.monotonic()
@@ -254,6 +261,8 @@ class KafkaPublisher:
     def close(self, timeout: float) -> None:
         if not self._closed.is_set():
             self._producer.flush(timeout)
+            if self._fast is not None:
+                self._fast.flush(timeout)
             self._closed.set()
             self._thread.join(timeout=5)
 

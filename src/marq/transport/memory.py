@@ -189,14 +189,14 @@ class MemoryPublisher:
         if report is not None:
             self._tell([(report, error, record)])
 
-    def publish_many(
-        self, topic: str, values: Sequence[bytes | None], key: bytes | None, reports: Sequence[Report]
-    ) -> None:
-        told: list[tuple[Report, MarqError | None, Any]] = []
-        for value, report in zip(values, reports, strict=True):
+    def publish_many(self, topic: str, values: Sequence[bytes | None], key: bytes | None, refused: Report) -> None:
+        for value in values:
             record, error = self._append(topic, value, key)
-            told.append((report, error, record))
-        self._tell(told)
+            if error is not None:
+                self._tell([(refused, error, record)])
+
+    def flush_many(self, timeout: float) -> int:
+        return self.flush(timeout)
 
     def _append(
         self,
