@@ -11,7 +11,7 @@ NO_SERVERS := not broker and not spark and not chaos
 
 help:
 	@echo "make demo    a real broker, workers and the pipeline; one worker is killed; the sums are shown"
-	@echo "make check   format, lint, types and the tests that need no server (under a minute)"
+	@echo "make check   format, lint, types and the tests of the core: no server, no JVM, under a minute"
 	@echo "make test    all tests but those of make chaos"
 	@echo "make chaos   the tests that kill processes again and again"
 	@echo "make bench   throughput of consume and produce, one JSON line per subject"
@@ -29,10 +29,10 @@ check: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
-	@$(BIN)/python -m pytest -q -m "$(NO_SERVERS)"
+	@$(BIN)/python -m pytest -q -m "$(NO_SERVERS)" tests/core tests/test_*.py
 
 test: setup
-	@$(BIN)/python -m pytest -q -m "not chaos"
+	@$(BIN)/python -m pytest -q -m "not chaos" --cov=marq.core --cov-branch --cov-fail-under=100
 
 chaos: setup
 	@$(BIN)/python -m pytest -q -m chaos

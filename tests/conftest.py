@@ -1,13 +1,19 @@
 """What all rooms of tests share: real servers, started once, and waiting without guessing how long."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from marq.stack.kafka import KafkaServer
+
+# What CI says of a commit must not depend on luck; elsewhere hypothesis looks further each time.
+settings.register_profile("ci", derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 @pytest.fixture(scope="session")

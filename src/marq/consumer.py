@@ -377,6 +377,7 @@ class Consumer(Generic[T]):
         """Marks what is slow, keeps leases alive, commits, and polls when the application does not."""
         scan = max(0.01, self._settings.mark_after.total_seconds() / 4)
         commit_every = self._settings.commit_interval.total_seconds()
+        marked = 0
         while not self._closed:
             self._wake.wait(0.005 if self._scribe.is_busy else min(scan, commit_every, 0.25))
             if self._wake.is_set():
@@ -391,6 +392,8 @@ class Consumer(Generic[T]):
                 self._scribe.flush()
                 self._publisher.serve(0)
                 self._scribe.try_refused(now)
+                if marked != (marked := self._desk.counts["leased"] + self._desk.counts["held"]):
+                    self._commit_at = 0.0  # a lease whose offset is not committed would be read again after a crash
                 self._commit_between_polls(now)
                 if now - self._polled_at > TAKEOVER_AFTER and not self._closing:
                     self._poll_for_the_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
@@ -11,6 +12,7 @@ from zlib import crc32
 from marq.codecs import codec_for
 from marq.consumer import Consumer
 from marq.core import records
+from marq.durations import format_duration
 from marq.errors import ConfigurationError, MessageTooLargeError, SendError
 from marq.message import CONFIRMED_WITHIN, Receipt
 from marq.retry import Retry
@@ -19,6 +21,8 @@ from marq.settings import ConsumerSettings, suggestion
 if TYPE_CHECKING:
     from marq.app import App
     from marq.codecs import Codec
+
+log = logging.getLogger("marq.queue")
 
 T = TypeVar("T")
 
@@ -159,6 +163,13 @@ class Queue(Generic[T]):
             if name not in known:
                 raise ConfigurationError(f"consume has no option {name!r}.{suggestion(name, known)}")
         settings = replace(settings, **options)
+        if settings.lease <= settings.session_timeout and app.settings.transport == "kafka":
+            log.warning(
+                "lease (%s) is not longer than session_timeout (%s): after a crash a message can come back from the"
+                " pipeline before its partition has changed hands, and then be delivered twice",
+                format_duration(settings.lease),
+                format_duration(settings.session_timeout),
+            )
         app.ensure_topics()
         topics = app.settings.topics
         return Consumer(

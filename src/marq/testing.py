@@ -1,9 +1,9 @@
 """What tests of programs on marq need: a broker without a broker, time that waits, and sudden death.
 
-    app = App("memory://")                                   # a broker of its own, with its pipeline
-    broker = MemoryTransport.named("mine", clock=ManualClock())
-    app = App("memory://mine")                               # the same, and now its time stands still
-    broker.advance(timedelta(minutes=5))                     # redeliveries of these five minutes happen now
+app = App("memory://")                                   # a broker of its own, with its pipeline
+broker = MemoryTransport.named("mine", clock=ManualClock())
+app = App("memory://mine")                               # the same, and now its time stands still
+broker.advance(timedelta(minutes=5))                     # redeliveries of these five minutes happen now
 """
 
 from __future__ import annotations

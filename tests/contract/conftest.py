@@ -1,4 +1,4 @@
-"""One suite, two brokers: what holds for `kafka://` holds for `memory://`, so tests against the second mean something."""
+"""One suite, two brokers: what holds for `kafka://` holds for `memory://`, so tests against the second mean much."""
 
 import threading
 import uuid

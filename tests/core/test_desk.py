@@ -283,13 +283,22 @@ def test_a_nack_may_spend_no_attempt() -> None:
 def test_a_keep_alive_that_was_asked_for_does_not_follow_a_retry() -> None:
     """It would tell the ledger that the attempt has begun, and move the deadline before the end of the delay."""
     bench = Bench(2)
-    first, second = bench.lease_all()
+    _first, second = bench.lease_all()
     bench.nack(0, 50.0)
     bench.now += 10.0
     bench.desk.renew(bench.now)
     bench.nack(1, 50.0)
     assert second.state is State.RETRYING
     assert kinds(bench.orders()) == [(Kind.RETRY, [0, 1])]
+
+
+def test_not_even_when_it_was_asked_for_twice() -> None:
+    bench = Bench(1)
+    [lease] = bench.lease_all()
+    bench.desk.extend(bench.sheet, 0, lease, 60.0, bench.now)
+    bench.desk.extend(bench.sheet, 0, lease, 90.0, bench.now)
+    bench.nack(0, 50.0)
+    assert kinds(bench.orders()) == [(Kind.RETRY, [0])]
 
 
 def test_a_nack_before_the_start_was_sent_replaces_it() -> None:
@@ -435,7 +444,7 @@ def test_a_lease_that_ran_out_is_noticed_and_its_ack_is_still_sent() -> None:
 
 def test_an_expired_lease_that_nobody_acks_is_forgotten() -> None:
     bench = Bench(1)
-    [lease] = bench.lease_all()
+    [_lease] = bench.lease_all()
     bench.now += 31
     bench.desk.renew(bench.now)
     bench.desk.renew(bench.now + 10)

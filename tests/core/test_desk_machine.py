@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Sheet
-from marq.core.lease import Order, State, Terms
+from marq.core.lease import Lease, Order, State, Terms
 from marq.core.records import Kind, Marker
 
 PLACE = ("t", 0)
@@ -67,26 +67,21 @@ class DeskMachine(RuleBasedStateMachine):
         self.acked: set[int] = set()
         self.dead: set[int] = set()
         self.nacked: dict[int, float] = {}  # not to be seen before
+        self.leases: dict[int, Lease | None] = {}  # of what was nacked
         self.attempts: defaultdict[int, int] = defaultdict(lambda: 1)
-        self.closed = False
 
     @initialize()
     def begin(self) -> None:
         self.desk.assigned(PLACE, 0)
         self.beginning = 0
 
-    @property
-    def has_partition(self) -> bool:
-        return PLACE in self.desk.frontiers
-
     def offset(self, handle: tuple[Sheet, int]) -> int:
         return int(handle[0].records[handle[1]].offset())
 
     # Messages in
 
-    @precondition(lambda self: self.has_partition and not self.closed)
-    @rule(count=st.integers(1, 4), gap=st.integers(0, 2), careful=st.booleans())
-    def poll(self, count: int, gap: int, careful: bool) -> None:
+    @rule(count=st.integers(1, 4), gap=st.integers(0, 2), careful=st.booleans(), handed=st.integers(0, 4))
+    def poll(self, count: int, gap: int, careful: bool, handed: int) -> None:
         records = [Record(self.end + i * (gap + 1)) for i in range(count)]
         sheet = Sheet(None, PLACE, records, records[-1].offset() + 1 + gap)
         self.end = sheet.end
@@ -95,6 +90,8 @@ class DeskMachine(RuleBasedStateMachine):
         if careful:
             self.desk.lease_all(sheet)
         self.unhanded += [(sheet, index) for index in range(count)]
+        for _ in range(min(handed, len(self.unhanded))):
+            self.hand_out()
 
     @precondition(lambda self: self.unhanded)
     @rule()
@@ -112,7 +109,7 @@ class DeskMachine(RuleBasedStateMachine):
         lease = self.desk.find(*handle)
         return handle[0].flags[handle[1]] != LOST and not (lease is not None and lease.has_run_out(self.now))
 
-    @precondition(lambda self: self.handles and not self.closed)
+    @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def ack(self, data: Any) -> None:
         sheet, index = handle = self.pick(data)
@@ -126,7 +123,7 @@ class DeskMachine(RuleBasedStateMachine):
             return
         self.acked.add(self.offset(handle))
 
-    @precondition(lambda self: self.handles and not self.closed)
+    @precondition(lambda self: self.handles)
     @rule(data=st.data(), delay=st.sampled_from([0.0, 3.0, 15.0, 40.0]))
     def nack(self, data: Any, delay: float) -> None:
         handle = self.pick(data)
@@ -134,8 +131,9 @@ class DeskMachine(RuleBasedStateMachine):
             self.desk.nack(*handle, self.desk.find(*handle), delay)
             self.nacked[self.offset(handle)] = self.now + delay
             self.attempts[self.offset(handle)] += 1
+            self.leases[self.offset(handle)] = self.desk.find(*handle)
 
-    @precondition(lambda self: self.handles and not self.closed)
+    @precondition(lambda self: self.handles)
     @rule(data=st.data())
     def dead_letter(self, data: Any) -> None:
         handle = self.pick(data)
@@ -149,7 +147,7 @@ class DeskMachine(RuleBasedStateMachine):
         self.dead.add(lease.offset)
         self.desk.died(lease)
 
-    @precondition(lambda self: self.handles and not self.closed)
+    @precondition(lambda self: self.handles)
     @rule(data=st.data(), term=st.sampled_from([2.0, 10.0, 100.0]))
     def extend(self, data: Any, term: float) -> None:
         handle = self.pick(data)
@@ -168,13 +166,11 @@ class DeskMachine(RuleBasedStateMachine):
     def wait_for_what_is_held(self) -> None:
         self.now = max(self.now, self.desk.next_due())
 
-    @precondition(lambda self: not self.closed)
     @rule()
     def look_at_the_clock(self) -> None:
         self.desk.mark_slow(self.now)
         self.desk.renew(self.now)
 
-    @precondition(lambda self: not self.closed)
     @rule(limit=st.integers(0, 3))
     def hand_out_what_was_held(self, limit: int) -> None:
         leases = self.desk.ready(self.now, limit)
@@ -197,6 +193,12 @@ class DeskMachine(RuleBasedStateMachine):
                 kind = order.marker.kind
                 assert kind == Kind.START or Kind.START in self.sent[offset], "nothing is said before its START"
                 self.sent[offset].append(kind)
+
+    @rule()
+    def talk(self) -> None:
+        self.write()
+        while self.wire:
+            self.answer()
 
     @precondition(lambda self: self.wire)
     @rule()
@@ -229,7 +231,6 @@ class DeskMachine(RuleBasedStateMachine):
 
     # Partitions
 
-    @precondition(lambda self: self.has_partition and not self.closed)
     @rule()
     def lose(self) -> None:
         dying = {lease.offset for lease in self.letters}
@@ -238,15 +239,13 @@ class DeskMachine(RuleBasedStateMachine):
         self.desk.dropped(PLACE)
         self.sheets = []
         self.unhanded = [(sheet, index) for sheet, index in self.unhanded if sheet.flags[index] != LOST]
+        self.get_it_back()
 
-    @precondition(lambda self: not self.has_partition and not self.closed)
-    @rule()
     def get_it_back(self) -> None:
         """From where the log ends: what lies before was settled by somebody else."""
         self.desk.assigned(PLACE, self.end)
         self.beginning = self.end
 
-    @precondition(lambda self: self.has_partition and not self.closed)
     @rule()
     def revoke(self) -> None:
         """Handed messages are leased first; nothing is in flight that the application has."""
@@ -258,6 +257,7 @@ class DeskMachine(RuleBasedStateMachine):
             assert sheet.flags[index] != IN_FLIGHT or sheet not in self.sheets
         self.desk.dropped(PLACE)
         self.sheets = []
+        self.get_it_back()
 
     def drain(self) -> None:
         while self.wire or self.letters or self.desk.has_orders:
@@ -266,12 +266,11 @@ class DeskMachine(RuleBasedStateMachine):
                 self.letter_is_durable()
             while self.wire:
                 self.answer()
-        assert not self.log.keys() & (self.acked | self.dead), "an END is missing"
+        alive = {offset for offset, entry in self.log.items() if self.now <= entry.deadline}
+        assert not alive & (self.acked | self.dead), "an END is missing"
 
-    @precondition(lambda self: not self.closed)
-    @rule()
-    def close(self) -> None:
-        self.closed = True
+    def teardown(self) -> None:
+        """Closing leaves nothing behind."""
         handed = {self.offset(handle) for handle in self.handles if self.is_ours(handle)}
         self.desk.close(self.now)
         self.drain()
@@ -279,8 +278,9 @@ class DeskMachine(RuleBasedStateMachine):
         assert all(lease.state is State.EXPIRED for lease in self.desk.leases.values())
         assert self.desk.held_bytes == 0
         for offset in handed | (self.nacked.keys() - self.acked - self.dead):
-            entry = self.log.get(offset)
-            if entry is not None and self.now <= entry.deadline:  # else its partition went, or its lease ran out
+            entry, lease = self.log.get(offset), self.leases.get(offset)
+            ran_out = lease is not None and lease.state is State.EXPIRED  # by our clock: then the pipeline has it
+            if entry is not None and self.now <= entry.deadline and not ran_out:
                 assert entry.waiting
                 assert not entry.is_ours, f"{offset} was not given back"
                 assert entry.attempt == self.attempts[offset]
@@ -294,9 +294,7 @@ class DeskMachine(RuleBasedStateMachine):
 
     def check_commit(self) -> None:
         self.desk.positions()
-        frontier = self.desk.frontiers.get(PLACE)
-        if frontier is None:
-            return
+        frontier = self.desk.frontiers[PLACE]
         open_offsets = []
         for sheet in self.sheets:
             for record, flag in zip(sheet.records, sheet.flags, strict=True):
@@ -332,4 +330,4 @@ class DeskMachine(RuleBasedStateMachine):
 
 
 TestDeskMachine = DeskMachine.TestCase
-TestDeskMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestDeskMachine.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)

@@ -180,7 +180,7 @@ class World:
             self.join()
         self._assign()
 
-    def _trouble(self) -> None:
+    def _trouble(self) -> None:  # noqa: C901 - one branch for each thing that can happen
         """Something happens to the group."""
         if not self.is_busy:
             return
@@ -218,7 +218,7 @@ class World:
                 pass
 
     def believes(self, name: str) -> str | None:
-        """Which living consumer rightly takes this message for its own. Copies, in a rough world, confuse the question."""
+        """Which living consumer rightly takes this message for its own. Copies, in a rough world, confuse that."""
         if name in self.doubled or len(set(self.handed[name])) < len(self.handed[name]):
             return None
         for member in self.members:
@@ -561,9 +561,7 @@ class Member:
         _, lease = self._lease_of(handle)
         lease = self.desk.dying(handle.sheet, handle.index, lease)
         record = lease.record
-        original = Original(
-            QUEUE, *lease.place, lease.offset, record.key(), record.value(), record.headers() or [], 0
-        )
+        original = Original(QUEUE, *lease.place, lease.offset, record.key(), record.value(), record.headers() or [], 0)
         letter = dead_letter_of(original, topic=DEAD, attempts=lease.attempt, reason=reason)
 
         def hear() -> None:

@@ -171,3 +171,24 @@ def test_without_its_checkpoint_the_pipeline_redelivers_only_what_is_in_flight(s
     assert all(attempts == [2] for attempts in after["rebuilt"].values())
     for queue in queues[:-1]:
         assert after[queue] == before[queue]
+
+
+@pytest.mark.chaos
+def test_a_message_that_kills_its_worker_at_once_is_dead_after_a_bounded_number_of_kills(stage, eventually):
+    # Given a message whose handler kills the process, and somebody who starts a new worker each time
+    sent = send(stage, "poison", ["poison"])
+    letters = lambda: [r for r in stage.read(stage.app.dead_letter_topic) if r.key() == b"poison"]  # noqa: E731
+    attempts, kills = 2, 0
+    until = time.monotonic() + 120
+    while not letters() and time.monotonic() < until:
+        worker = stage.worker("poison", attempts=attempts, lease=8, session_timeout=6)
+        eventually(lambda worker=worker: worker.process.poll() is not None or letters(), 60)
+        kills += worker.process.poll() == 9
+        worker.kill()
+
+    # Then its attempts are used up, however it ended them
+    assert kills <= 2 * attempts
+    [letter] = letters()
+    assert dict(letter.headers())["marq-attempt"] == b"2"
+    assert dict(letter.headers())["marq-reason"] == b"lease expired"
+    assert dict(letter.headers())["marq-id"].decode() in sent

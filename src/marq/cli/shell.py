@@ -57,19 +57,11 @@ class Commands(TyperGroup):
 def set_up(*, verbose: bool) -> None:
     """Called first by every command: warnings go to standard error, and more of it when the user wants to know."""
     _verbose[0] = verbose
-    handler = logging.StreamHandler()
-    handler.addFilter(_is_worth_reading)
     logging.basicConfig(
-        handlers=[handler],
         level=logging.INFO if verbose else logging.WARNING,
         format="%(levelname)s %(name)s: %(message)s",
         force=True,
     )
-
-
-def _is_worth_reading(record: logging.LogRecord) -> bool:
-    """A broker that has just started answers so to its first producers, and the client simply asks again."""
-    return "Coordinator load in progress: retrying" not in record.getMessage()
 
 
 def report(error: MarqError) -> None:

@@ -346,11 +346,12 @@ class Desk:
 
     def _withdraw(self, kind: int, lease: Lease) -> bool:
         """Take back what was not sent yet."""
+        found = False
         for (wanted, place, _, _, _), leases in self._wanted.items():
             if wanted == kind and place == lease.place and lease in leases:
-                leases.remove(lease)
-                return True
-        return False
+                leases[:] = [each for each in leases if each is not lease]  # a keep-alive may be asked for twice
+                found = True
+        return found
 
     @property
     def has_orders(self) -> bool:

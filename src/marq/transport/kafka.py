@@ -35,6 +35,8 @@ from marq.transport.base import (
 )
 
 log = logging.getLogger("marq.kafka")
+# librdkafka says so at every fresh broker, tries again by itself, and is then content.
+log.addFilter(lambda record: "Coordinator load in progress: retrying" not in record.getMessage())
 
 _ERROR, _KEY, _VALUE = Message.error, Message.key, Message.value
 _PARTITION, _TOPIC = Message.partition, Message.topic
