@@ -60,4 +60,4 @@ class Hand(Generic[T]):
         """Nothing more is handed out of this batch."""
         self.note()
         self._wanted[:] = bytes(len(self._wanted))
-        self._messages, self._sheets = [], ()
+        self._messages, self._sheets, self._unhanded = [], (), iter(())

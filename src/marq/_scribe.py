@@ -10,7 +10,7 @@ from typing import Any
 
 from marq.core import records
 from marq.core.desk import Desk
-from marq.core.frontier import PENDING, Sheet
+from marq.core.frontier import Sheet
 from marq.core.lease import Lease, Order
 from marq.errors import MarqError, MessageTooLargeError
 from marq.telemetry import Event
@@ -147,7 +147,8 @@ class Scribe:
         waiting = list(sheets)
         until = time.monotonic() + DURABLE_WITHIN
         while time.monotonic() < until:
-            waiting = [sheet for sheet in waiting if PENDING in sheet.flags]
+            with self._lock:
+                waiting = [sheet for sheet in waiting if self._desk.awaits(sheet)]
             if not waiting:
                 return
             self._publisher.serve(SERVE)

@@ -13,6 +13,7 @@ from marq import App, Retry
 from marq.core.caution import CLEAN, OPEN
 from marq.core.records import Kind
 from marq.testing import MemoryTransport, kill
+from marq.transport.base import TopicSpec
 
 SOON = {"mark_after": timedelta(milliseconds=100), "lease": timedelta(seconds=10)}
 LATE = {"mark_after": timedelta(seconds=5), "lease": timedelta(seconds=10)}
@@ -287,3 +288,47 @@ def test_a_killed_consumer_s_leases_come_back_as_the_next_attempt(take: Any) -> 
             again.ack()
     broker.close()
     MemoryTransport.forget("killed")
+
+
+def test_a_message_that_fits_no_marker_is_kept_in_place(broker: Any, take: Any, eventually: Any) -> None:
+    app = broker.app(partitions=1)
+    small = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"}
+    app.transport.ensure_topics([TopicSpec(app.markers_topic, 2, config=small)])
+    queue = app.queue("orders", str, retry=Retry(3))
+    queue.send_many(["x" * 5_000, "small"])
+    with broker.consume(queue, **SOON) as consumer:
+        large, other = take(consumer, 2)
+        other.ack()
+        large.nack(timedelta(milliseconds=100))
+        [again] = take(consumer, 1)
+        assert (again.value, again.attempt) == (large.value, 2)
+        assert broker.committed(app, queue)[0][0] == 0
+        started = time.monotonic()
+    assert time.monotonic() - started < 5  # there is nothing to wait for
+    with broker.consume(queue, **SOON) as consumer:
+        back = take(consumer, 2)  # the offset could not pass it, so what was acked behind it comes too
+        assert {message.value for message in back} == {"x" * 5_000, "small"}
+        for message in back:
+            message.ack()
+        eventually(lambda: broker.committed(app, queue)[0][0] == 2)
+    assert all(len(marker.values) == 0 or marker.values == [b"small"] for marker in broker.markers(app))
+
+
+def test_close_in_the_middle_of_a_batch_leaves_the_rest_to_others(broker: Any, take: Any) -> None:
+    app = broker.app(partitions=1)
+    queue = app.queue("orders", int)
+    begin(broker, queue)
+    queue.send_many(range(20))
+    values = []
+    for _ in range(20):
+        with broker.consume(queue, **LATE) as consumer:
+            for message in consumer:
+                values.append(message.value)
+                message.ack()
+                if len(values) % 5 == 0:
+                    break
+        if len(values) == 20:
+            break
+    assert sorted(values) == list(range(20))
+    assert broker.markers(app) == []
+    assert broker.committed(app, queue)[0] == (20, CLEAN)

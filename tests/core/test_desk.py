@@ -574,6 +574,22 @@ def test_a_message_too_large_for_any_marker_is_kept_in_place() -> None:
     assert (bench.desk.leases, bench.desk.has_orders, bench.desk.held_bytes) == ({}, False, 0)
 
 
+def test_nobody_needs_to_wait_for_what_is_kept_in_place() -> None:
+    bench = Bench(2)
+    assert not bench.desk.awaits(bench.sheet)
+    bench.desk.lease_all(bench.sheet)
+    assert bench.desk.awaits(bench.sheet)
+    bench.refuse(forever=True)
+    assert bench.sheet.flags == bytes((PENDING, PENDING))
+    assert not bench.desk.awaits(bench.sheet)
+    lease = bench.nack(0, 1.0)
+    assert bench.desk.awaits(bench.sheet)
+    bench.refuse(forever=True)
+    bench.desk.ready(lease.due, 1)
+    bench.desk.reissue(lease, Sheet(None, PLACE, [lease.record], 0, flag=PARKED, attempt=2), 0)
+    assert not bench.desk.awaits(bench.sheet)
+
+
 def test_one_given_up_in_vain_is_held_in_place() -> None:
     bench = Bench(1)
     lease = bench.nack(0, 100.0)

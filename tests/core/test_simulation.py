@@ -142,12 +142,12 @@ class World:
         log = self.logs[self.random.randrange(PARTITIONS) if partition is None else partition]
         log.append(Record(len(log), value, headers, self.millis))
 
-    def mark(self, marker: Marker) -> None:
+    def mark(self, marker: Marker, sender: str) -> None:
         if marker.kind == Kind.START:
             for offset, value, attempt in zip(marker.offsets, marker.values, marker.attempts, strict=True):
-                owners = self.starters[marker.partition, offset]
-                owners.add(marker.owner)
-                if self.rough and (attempt < self.given[value.decode()] or len(owners - {""}) > 1):
+                senders = self.starters[marker.partition, offset]
+                senders.add(sender)
+                if self.rough and (attempt < self.given[value.decode()] or len(senders) > 1):
                     self.doubled.add(value.decode())  # leased anew by somebody who had not heard of the other
         log = self.markers[home(stream_key(*marker.stream), MARKERS)]
         log.append(Record(len(log), encode(marker), [], self.millis))
@@ -328,7 +328,7 @@ class Member:
         self._skew = self.world.random.uniform(0, 1e5)  # monotonic clocks have nothing in common
         self.desk = Desk(
             Terms(
-                QUEUE, self.name, lease=2.0, mark_after=0.2, hold_max=1.5, hold_bytes=1500,
+                QUEUE, self.name, lease=2.0 if self.world.rough else 5.0, mark_after=0.2, hold_max=1.5, hold_bytes=1500,
                 max_attempts=self.world.attempts_max, dead_letter_topic=DEAD,
             )
         )  # fmt: skip
@@ -590,7 +590,7 @@ class Member:
             if self.is_dead and self.world.chance(0.5):
                 return  # it died with the process
             if written:
-                self.world.mark(order.marker)
+                self.world.mark(order.marker, self.name)
                 self._delays_count(order)
             self.world.after(answer, hear)
 

@@ -103,6 +103,14 @@ class Desk:
             parked += frontier.unsettled()
         return parked
 
+    def awaits(self, sheet: Sheet) -> bool:
+        """Whether something of this run is on its way to the log. What is kept in place is pending, but stays."""
+        pending = sheet.flags.count(PENDING)
+        if pending:
+            homes = [lease.home or (lease.sheet, 0) for lease in self.leases.values() if lease.is_kept_in_place]
+            pending -= sum(1 for home, _ in homes if home is sheet)
+        return pending > 0
+
     # Messages come in
 
     def received(self, sheet: Sheet) -> bool:

@@ -50,6 +50,10 @@ class Lease:
     def key(self) -> tuple[Place, int]:
         return self.place, self.offset
 
+    @property
+    def is_kept_in_place(self) -> bool:
+        return self.in_place and self.state in {State.LEASED, State.HELD}
+
     def has_run_out(self, now: float) -> bool:
         """Whether the pipeline may be giving the message to somebody else by now, noticed or not."""
         return self.state is State.EXPIRED or (self.durable and not self.in_place and now > self.expires_at)
