@@ -40,12 +40,14 @@ class App:
         kafka: Mapping[str, str] | None = None,
         consumer: ConsumerSettings | None = None,
         topics: TopicSettings | None = None,
-        settings_file: Path | None = None,
+        settings_file: str | Path | None = None,
     ) -> None:
         given = {"url": url, "kafka": kafka, "consumer": consumer, "topics": topics}
         keywords = {name: value for name, value in given.items() if value is not None}
         self.settings: AppSettings
-        self.settings, self.sources = load_settings(AppSettings, keywords, toml=settings_file)
+        self.settings, self.sources = load_settings(
+            AppSettings, keywords, toml=Path(settings_file) if settings_file is not None else None
+        )
         self._queues: dict[str, Queue[Any]] = {}
         self._lock = threading.RLock()
         self._transport: Transport | None = None
@@ -66,12 +68,17 @@ class App:
     def queue(self, name: str, kind: Any = bytes, *, retry: Retry = DEFAULT_RETRY) -> Queue[Any]:
         """A queue of this name whose messages are values of this type. Declared twice alike, it is the same queue."""
         queue_name(name)
+        if not isinstance(retry, Retry):
+            raise ConfigurationError(f"retry must be a Retry, such as Retry(attempts=5), not {retry!r}")
         with self._lock:
             known = self._queues.get(name)
             if known is None:
                 known = self._queues[name] = Queue(self, name, kind, retry)
-            elif not known.declared_as(kind, retry):
-                raise ConfigurationError(f"The queue {name} was declared before, with another type or retry policy.")
+            elif (known.kind, known.retry) != (kind, retry):
+                raise ConfigurationError(
+                    f"The queue {name} was declared before, as {known.kind!r} with {known.retry}; now it is {kind!r}"
+                    f" with {retry}. Declare it in one place."
+                )
             return known
 
     @property

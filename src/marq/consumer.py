@@ -19,7 +19,7 @@ from marq._intake import Intake
 from marq._scribe import Scribe
 from marq.codecs import Codec
 from marq.core import records
-from marq.core.caution import CLEAN, OPEN, Caution
+from marq.core.caution import OPEN, Caution
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, Place, Sheet
 from marq.core.lease import Lease, State, Terms
@@ -31,8 +31,8 @@ from marq.errors import (
     TransportError,
 )
 from marq.message import Message
-from marq.retry import Retry
-from marq.settings import ConsumerSettings
+from marq.retry import DELAY_MAX, Retry
+from marq.settings import ConsumerSettings, require_between
 from marq.telemetry import Counters, Event
 from marq.transport.base import Assigned, Commit, Record, Run, Transport
 
@@ -47,10 +47,6 @@ TAKEOVER_AFTER = 1.0  # without a poll from the application, the keeper polls, s
 GATHER = 0.002  # markers that are asked for together travel together
 COMMIT_FAILED = {"event": Event.COMMIT_FAILED}
 DECODE_FAILED = {"event": Event.DECODE_FAILED}
-
-
-def _consumer_id() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class Consumer(Generic[T]):
@@ -74,7 +70,7 @@ class Consumer(Generic[T]):
         shared: bool,
     ) -> None:
         self.queue = queue
-        self.id = _consumer_id()
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._retry = retry
         self._shared = shared
@@ -128,6 +124,7 @@ class Consumer(Generic[T]):
 
     def receive(self, max_messages: int = 1, timeout: timedelta = timedelta(seconds=1)) -> list[Message[T]]:
         """At most so many messages, as soon as there is one; an empty list when there is none in time."""
+        require_between("receive: timeout", timeout, timedelta(0), timedelta(days=1))
         until = time.monotonic() + timeout.total_seconds()
         messages: list[Message[T]] = []
         while not messages and not self._closing:
@@ -238,7 +235,9 @@ class Consumer(Generic[T]):
         """What cannot be read becomes a dead letter here: it would fail in every handler, for ever."""
         for index, reason in broken.items():
             log.warning("%r becomes a dead letter: %s", messages[index], reason, extra=DECODE_FAILED)
-            self._bury(messages[index], f"cannot be decoded: {reason}")
+            with self._lock:
+                dying = self._desk.dying(*self._lease_of(messages[index]))
+            self._scribe.bury(dying, f"cannot be decoded: {reason}")
         return [message for index, message in enumerate(messages) if index not in broken]
 
     def _deal(self, messages: list[Message[T]], sheets: Sequence[Sheet]) -> None:
@@ -279,39 +278,35 @@ class Consumer(Generic[T]):
         self._wake.set()
 
     def nack(self, message: Message[Any], delay: timedelta | None) -> None:
+        if delay is not None:
+            require_between("nack: delay", delay, timedelta(0), DELAY_MAX)
         with self._lock:
             sheet, index, lease = self._still_ours(message)
             attempt = lease.attempt if lease is not None else self._desk.attempt_of(sheet, index)
-            limit = self._retry.max_attempts
-            exhausted = bool(limit) and attempt >= limit
-            if not exhausted:
+            dying = None
+            if 0 < self._retry.max_attempts <= attempt:
+                dying = self._desk.dying(sheet, index, lease)
+            else:
                 wait = delay if delay is not None else self._retry.delay_after(attempt, random.random)
-                if wait < timedelta(0):
-                    raise ConfigurationError(f"nack: delay must not be negative, not {wait}.")
                 self._desk.nack(sheet, index, lease, wait.total_seconds())
-        if exhausted:
-            self._bury(message, f"failed {attempt} times")
+        if dying is not None:
+            self._scribe.bury(dying, f"failed {attempt} times")
         self._wake.set()
 
     def extend(self, message: Message[Any], lease_for: timedelta) -> None:
-        if not timedelta(seconds=1) <= lease_for <= timedelta(hours=12):
-            raise ConfigurationError(f"extend: lease must be from 1 second to 12 hours, not {lease_for}.")
+        require_between("extend: lease", lease_for, timedelta(seconds=1), timedelta(hours=12))
         with self._lock:
             sheet, index, lease = self._still_ours(message)
             self._desk.extend(sheet, index, lease, lease_for.total_seconds(), time.monotonic())
         self._wake.set()
 
     def dead_letter(self, message: Message[Any], reason: str) -> None:
+        if not isinstance(reason, str):
+            raise TypeError(f"dead_letter: the reason must be str, not {type(reason).__name__}")
         with self._lock:
-            self._still_ours(message)
-        self._bury(message, reason)
+            dying = self._desk.dying(*self._still_ours(message))
+        self._scribe.bury(dying, reason)
         self._wake.set()
-
-    def _bury(self, message: Message[Any], reason: str) -> None:
-        with self._lock:
-            sheet, index, lease = self._lease_of(message)
-            lease = self._desk.dying(sheet, index, lease)
-        self._scribe.bury(lease, reason)
 
     def key_of(self, record: Record) -> bytes | None:
         if not self._shared:
@@ -339,7 +334,7 @@ class Consumer(Generic[T]):
         self._scribe.flush()
         self._scribe.settle(sheets)
         try:
-            self._commit(wait=True, metadata=CLEAN, places=places)
+            self._commit(wait=True, leaving=places)
         except TransportError as error:
             log.warning(
                 "the last commit before a partition went failed; its next owner reads a little again: %s",
@@ -442,17 +437,17 @@ class Consumer(Generic[T]):
             self._give_up_on(error)
             self.on_commit_failed()
 
-    def _commit(self, *, wait: bool, metadata: str = OPEN, places: Sequence[Place] | None = None) -> None:
+    def _commit(self, *, wait: bool, leaving: Sequence[Place] | None = None) -> None:
         """Under the poll lock: so nothing overtakes it, and no rebalance waits for it."""
         with self._lock:
             positions = self._desk.positions()
-            if places is not None:
-                chosen = {place: self._desk.frontiers[place] for place in places if place in self._desk.frontiers}
-                positions = {p: frontier.position for p, frontier in chosen.items() if frontier.position >= 0}
+            if leaving is not None:
+                going = [(p, self._desk.frontiers[p].position) for p in leaving if p in self._desk.frontiers]
+                positions = {place: position for place, position in going if position >= 0}
             self._desk.committed(positions.items())
-        if positions:
-            self._desk.counts["commits"] += 1
-            self._subscription.commit({p: Commit(offset, metadata) for p, offset in positions.items()}, wait=wait)
+            self._desk.counts["commits"] += bool(positions)
+            commits = {p: Commit(at, self._caution.parting_word(p) if leaving else OPEN) for p, at in positions.items()}
+        self._subscription.commit(commits, wait=wait)
 
     # Ending
 
@@ -477,7 +472,7 @@ class Consumer(Generic[T]):
                 self._scribe.flush()
                 self._scribe.settle(sheets)
                 self._scribe.drain()
-                self._commit(wait=True, metadata=CLEAN, places=places)
+                self._commit(wait=True, leaving=places)
             except MarqError as error:
                 log.warning("%s closes without a last commit: %s", self.queue, error)
             finally:

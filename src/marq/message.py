@@ -11,6 +11,7 @@ import msgspec
 
 from marq.core import records
 from marq.errors import SendError, TransportError
+from marq.settings import require_between
 from marq.transport.base import Publisher, Record
 
 T_co = TypeVar("T_co", covariant=True)
@@ -129,6 +130,7 @@ class Receipt(msgspec.Struct, eq=False, gc=False):
 
     def result(self, timeout: timedelta = CONFIRMED_WITHIN) -> Receipt:
         """Wait until the message is durable. Raises what went wrong; the message was then not confirmed."""
+        require_between("result: timeout", timeout, timedelta(0), timedelta(days=1))
         if not self._done:
             until = time.monotonic() + timeout.total_seconds()
             while not self._done:

@@ -53,7 +53,7 @@ class Queue(Generic[T]):
         self.name = name
         self.retry = retry
         self._app = app
-        self._kind = kind
+        self.kind = kind
         self._codec: Codec[T] = codec_for(kind)
         self._encode = self._codec.encode
         self._key = name.encode()
@@ -101,6 +101,8 @@ class Queue(Generic[T]):
             if error:
                 refusals.append(error)
 
+        if isinstance(values, str | bytes):
+            raise TypeError("send_many takes several values, such as a list; for one there is send")
         payloads = list(map(self._encode, values))
         sent = len(payloads)
         self._check_size(max(payloads, key=len, default=b""), wire)  # before anything is sent
@@ -124,14 +126,16 @@ class Queue(Generic[T]):
         return sent
 
     def _headers(self, key: str | bytes | None, headers: HeaderInput | None) -> list[tuple[str, bytes | None]]:
+        if isinstance(headers, str | bytes):
+            raise TypeError("headers must be a mapping or a list of pairs, such as {'trace': 'abc'}")
         pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
         wire: list[tuple[str, bytes | None]] = []
         for name, value in pairs:
             if name.startswith(records.HEADER_PREFIX):
                 raise ConfigurationError(f"The header {name} is marq's own. Give yours a name without marq- before it.")
-            wire.append((name, value.encode() if isinstance(value, str) else value))
+            wire.append((name, None if value is None else _as_bytes(f"the header {name}", value)))
         if key is not None:
-            wire.append((records.KEY, key.encode() if isinstance(key, str) else key))
+            wire.append((records.KEY, _as_bytes("key", key)))
         return wire
 
     def _check_size(self, data: bytes, wire: list[tuple[str, bytes | None]] | None) -> None:
@@ -185,9 +189,13 @@ class Queue(Generic[T]):
             shared=True,
         )
 
-    def declared_as(self, kind: Any, retry: Retry) -> bool:
-        """Whether a second declaration says the same."""
-        return bool(kind is self._kind or kind == self._kind) and retry == self.retry
-
     def __repr__(self) -> str:
         return f"<Queue {self.name} on {self._topic}>"
+
+
+def _as_bytes(what: str, value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise TypeError(f"{what} must be str or bytes, not {type(value).__name__}")

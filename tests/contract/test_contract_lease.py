@@ -332,3 +332,26 @@ def test_close_in_the_middle_of_a_batch_leaves_the_rest_to_others(broker: Any, t
     assert sorted(values) == list(range(20))
     assert broker.markers(app) == []
     assert broker.committed(app, queue)[0] == (20, CLEAN)
+
+
+def test_who_takes_over_from_the_dead_and_goes_at_once_does_not_vouch_for_what_they_left(take: Any) -> None:
+    with App("memory://") as app:
+        queue = app.queue("orders", int)
+        queue.send_many(range(10))
+        first = queue.consume(max_in_flight=100, **LATE)
+        take(first, 10)
+        kill(first)
+
+        def notes() -> set[str]:
+            return {commit.metadata for commit in app.transport.committed(f"marq-{queue.name}").values()}
+
+        with queue.consume(max_in_flight=100, **LATE) as second:
+            while len(second._desk.frontiers) < 4:
+                second.receive(timeout=timedelta(milliseconds=10))
+        assert OPEN in notes()
+        queue.send_many(range(1_000))
+        with queue.consume(max_in_flight=100, **LATE) as third:
+            for _ in range(10):
+                for message in take(third, 100):
+                    message.ack()
+        assert notes() == {CLEAN}

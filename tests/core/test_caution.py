@@ -46,3 +46,17 @@ def test_what_was_announced_is_forgotten_with_the_partition():
     caution.dropped(HERE)
     assert caution.is_unannounced([HERE, THERE])
     assert not caution.leases_first(HERE, 1)
+
+
+def test_who_has_not_looked_through_what_a_dead_owner_left_does_not_vouch_for_it():
+    caution = Caution(10)
+    caution.assigned(HERE, OPEN, now=0.0)
+    caution.assigned(THERE, None, now=0.0)  # nobody was ever handed anything of it
+    assert (caution.parting_word(HERE), caution.parting_word(THERE)) == (OPEN, CLEAN)
+    caution.leases_first(HERE, 9)
+    assert caution.parting_word(HERE) == OPEN
+    caution.leases_first(HERE, 1)
+    assert caution.parting_word(HERE) == CLEAN
+    caution.assigned(HERE, OPEN, now=0.0)
+    caution.dropped(HERE)
+    assert caution.parting_word(HERE) == CLEAN

@@ -18,6 +18,7 @@ class Caution:
     def __init__(self, window: int) -> None:
         self._window = window  # as many messages as the dead owner may have had in hand
         self._left: dict[Place, int] = {}
+        self._doubtful: set[Place] = set()  # left open by their last owner, and not looked through yet
         self._announced: set[Place] = set()  # partitions of which the group knows that somebody is at work there
         self._until = 0.0
 
@@ -26,11 +27,14 @@ class Caution:
         if metadata == CLEAN:
             return True
         self._left[place] = self._window
+        if metadata is not None:
+            self._doubtful.add(place)
         self._until = now + CAREFUL_SECONDS
         return False
 
     def dropped(self, place: Place) -> None:
         self._left.pop(place, None)
+        self._doubtful.discard(place)
         self._announced.discard(place)
 
     def leases_first(self, place: Place, count: int) -> bool:
@@ -42,7 +46,12 @@ class Caution:
             self._left[place] = left - count
         else:
             del self._left[place]
+            self._doubtful.discard(place)
         return True
+
+    def parting_word(self, place: Place) -> str:
+        """What to commit when the partition goes. Nobody vouches for what a dead owner left unseen."""
+        return OPEN if place in self._doubtful else CLEAN
 
     def is_unannounced(self, places: Iterable[Place]) -> bool:
         return any(place not in self._announced for place in places)

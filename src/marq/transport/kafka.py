@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import (
@@ -68,6 +68,17 @@ def _error_of(error: KafkaError, doing: str) -> MarqError:
     return TransportError(f"{doing}: {text}. {advice}", retryable=error.retriable() or not error.fatal(), code=code)
 
 
+def _made(client: Callable[..., Any], settings: Mapping[str, Any]) -> Any:
+    """A client of librdkafka, or what is wrong with its settings."""
+    try:
+        return client(dict(settings), logger=log)
+    except KafkaException as error:
+        text = error.args[0].str()
+        raise ConfigurationError(
+            f"kafka: {text}. The names and values are librdkafka's, in its CONFIGURATION.md."
+        ) from error
+
+
 class KafkaTransport:
     """A Kafka cluster."""
 
@@ -103,7 +114,7 @@ class KafkaTransport:
     def _administrator(self) -> AdminClient:
         if self._admin is None:
             unwanted = {"allow.auto.create.topics"}
-            self._admin = AdminClient({k: v for k, v in self._common.items() if k not in unwanted}, logger=log)
+            self._admin = _made(AdminClient, {k: v for k, v in self._common.items() if k not in unwanted})
         return self._admin
 
     def ensure_topics(self, specs: Sequence[TopicSpec]) -> None:
@@ -133,7 +144,8 @@ class KafkaTransport:
         try:
             found = self._administrator().list_topics(topic, timeout=DEFAULT_TIMEOUT).topics.get(topic)
         except KafkaException as error:
-            raise _error_of(error.args[0], "The broker does not answer") from error
+            where = self._common["bootstrap.servers"]
+            raise _error_of(error.args[0], f"No broker answers at {where}") from error
         return found if found is not None and found.error is None and found.partitions else None
 
     def partitions(self, topic: str) -> int:
@@ -179,7 +191,7 @@ class KafkaPublisher:
             "acks": "all",
             "enable.idempotence": True,
         }
-        self._producer = Producer(self._settings, logger=log)
+        self._producer = _made(Producer, self._settings)
         self._lock = threading.Lock()
         self._fast: Any = None
         self._produce = self._producer.produce
@@ -222,7 +234,7 @@ class KafkaPublisher:
         """A producer that makes no report of what went well: a report is most of what a message costs here."""
         with self._lock:
             if self._fast is None:
-                self._fast = Producer({**self._settings, "delivery.report.only.error": True}, logger=log)
+                self._fast = _made(Producer, {**self._settings, "delivery.report.only.error": True})
             return self._fast
 
     def publish_many(self, topic: str, values: Sequence[bytes | None], key: bytes | None, refused: Report) -> None:
@@ -279,7 +291,8 @@ class KafkaSubscription:
         self._one_topic = len(topics) == 1
         self._warned: dict[int, float] = {}
         session_ms = int(session_timeout * 1000)
-        self._consumer = Consumer(
+        self._consumer = _made(
+            Consumer,
             {
                 "heartbeat.interval.ms": max(200, min(1_000, session_ms // 6)),
                 "auto.offset.reset": "earliest",
@@ -294,7 +307,6 @@ class KafkaSubscription:
                 "enable.auto.offset.store": False,
                 "on_commit": self._committed,
             },
-            logger=log,
         )
         try:
             self._consumer.subscribe(
