@@ -48,7 +48,7 @@ class Intake(Generic[T]):
             return Opened(rows, data, {}, end)
         try:
             return Opened(rows, list(map(self._decode, data)), {}, end)
-        except DecodeError:
+        except Exception:  # noqa: BLE001 - a codec may be anybody's; one by one it is seen which record it was
             return self._open_one_by_one(rows, data, end)
 
     def _open_one_by_one(self, rows: Sequence[Record], data: Sequence[bytes | None], end: int) -> Opened:
@@ -60,6 +60,9 @@ class Intake(Generic[T]):
             except DecodeError as error:
                 values.append(None)
                 broken[index] = str(error)
+            except Exception as error:  # noqa: BLE001 - a codec of the user's that raises what it should not
+                values.append(None)
+                broken[index] = f"{type(error).__name__}: {error}"
         self._counts["decode_failed"] += len(broken)
         return Opened(rows, values, broken, end)
 

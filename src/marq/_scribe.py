@@ -11,7 +11,7 @@ from typing import Any
 from marq.core import records
 from marq.core.desk import Desk
 from marq.core.frontier import Sheet
-from marq.core.lease import Lease, Order
+from marq.core.lease import Lease, Order, State
 from marq.errors import MarqError, MessageTooLargeError
 from marq.telemetry import Event
 from marq.transport.base import Publisher, Record
@@ -20,6 +20,7 @@ log = logging.getLogger("marq.consumer")
 
 MARKERS_FAILED = {"event": Event.MARKERS_FAILED}
 LETTER_AGAIN = 1.0
+REASON_MAX = 500  # characters: with the largest message it still fits into a record
 DURABLE_WITHIN = 10.0
 SERVE = 0.01
 
@@ -78,6 +79,9 @@ class Scribe:
             )
         except MarqError as error:
             self._reported(order, error)
+        except Exception as error:
+            log.exception("a marker could not be made, and its messages wait in their place; please report it")
+            self._reported(order, MessageTooLargeError(f"no marker can carry it: {error}"))
 
     def _reported(self, order: Order, error: MarqError | None) -> None:
         now = time.monotonic()
@@ -105,7 +109,9 @@ class Scribe:
             record.headers() or [],
             max(0, record.timestamp()[1]),
         )
-        letter = records.dead_letter_of(original, topic=terms.dead_letter_topic, attempts=lease.attempt, reason=reason)
+        letter = records.dead_letter_of(
+            original, topic=terms.dead_letter_topic, attempts=lease.attempt, reason=reason[:REASON_MAX]
+        )
 
         def report(error: Any, _: Record) -> None:
             self._buried(lease, reason, self._publisher.error(error) if error else None)
@@ -124,6 +130,7 @@ class Scribe:
             if error is None:
                 self._desk.died(lease)
             else:
+                lease.letter_refused = True
                 self._refused.append((time.monotonic() + LETTER_AGAIN, lease, reason))
         if error is not None:
             topic = self._desk.terms.dead_letter_topic
@@ -140,7 +147,9 @@ class Scribe:
             due = [entry for entry in self._refused if entry[0] <= now]
             self._refused = [entry for entry in self._refused if entry[0] > now]
         for _, lease, reason in due:
-            self.bury(lease, reason)
+            if lease.state is State.DYING:  # else its partition went, and it belongs to somebody else
+                lease.letter_refused = False
+                self.bury(lease, reason)
 
     def settle(self, sheets: Iterable[Sheet]) -> None:
         """Wait until nothing of these runs is on its way any more. Without a broker there is nothing better to do."""

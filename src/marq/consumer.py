@@ -23,13 +23,7 @@ from marq.core.caution import OPEN, Caution
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, Place, Sheet
 from marq.core.lease import Lease, State, Terms
-from marq.errors import (
-    AlreadySettledError,
-    ConfigurationError,
-    LeaseExpiredError,
-    MarqError,
-    TransportError,
-)
+from marq.errors import AlreadySettledError, ConfigurationError, LeaseExpiredError, MarqError, TransportError
 from marq.message import Message
 from marq.retry import DELAY_MAX, Retry
 from marq.settings import ConsumerSettings, require_between
@@ -184,11 +178,20 @@ class Consumer(Generic[T]):
                 self._paused = []
             runs = self._subscription.poll(room, wait)
             self._polled_at = time.monotonic()
-            messages, sheets = self._take(runs) if runs else ([], [])
+            messages, sheets = self._take_all(runs) if runs else ([], [])
             self._commit_if_due(self._polled_at)
         if messages:
             self._deal(messages, sheets)
         return bool(messages)
+
+    def _take_all(self, runs: Sequence[Run]) -> tuple[list[Message[T]], list[Sheet]]:
+        try:
+            return self._take(runs)
+        except BaseException:
+            self._failure = TransportError(
+                "Reading was interrupted. Close this consumer and open another; nothing is lost."
+            )
+            raise
 
     def _take(self, runs: Sequence[Run]) -> tuple[list[Message[T]], list[Sheet]]:
         messages: list[Message[T]] = []
@@ -412,7 +415,7 @@ class Consumer(Generic[T]):
             self._subscription.pause(self._paused)
             runs = self._subscription.poll(100, 0)
             if runs:
-                batch = self._take(runs)
+                batch = self._take_all(runs)
                 if batch[0]:
                     with self._lock:
                         self._stash.append(batch)

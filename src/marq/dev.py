@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from marq.app import App
-from marq.errors import StackError
+from marq.errors import DataFolderError, StackError
 from marq.settings import ENVIRONMENT_PREFIX
+from marq.stack.folder import speaking_of_folder
 from marq.stack.jars import KAFKA_VERSION, broker_jars, spark_jars
 from marq.stack.java import clean_environment, find_java
 from marq.stack.kafka import KafkaServer
@@ -168,6 +169,7 @@ class DevStack:
 
     def start(self) -> None:
         """Everything, in the order in which one needs the other; returns when messages are redelivered."""
+        self._check_folder()
         find_java()
         broker_jars()
         spark_jars()
@@ -185,6 +187,14 @@ class DevStack:
         self.pipeline.await_ready()
         self._say(f"pipeline  up: process {self.pipeline.pid}, log {self.pipeline.log}")
 
+    def _check_folder(self) -> None:
+        """Whatever is wrong with it is told of the folder that was given, not of one inside it."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise DataFolderError(f"{self.folder} is a file. Choose an empty or a new folder.")
+        with speaking_of_folder(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
+
     def _start_redis(self) -> None:
         if self._redis_wanted is False:
             return
@@ -195,7 +205,7 @@ class DevStack:
                 self._say("Redis     none on this machine, and none needed (--redis says how to get one)")
                 return
         self.redis = RedisServer(self.folder / "redis", _port(self._redis_port, REDIS_PORT)).start()
-        self._say(f"Redis     {self.redis.url}   log {self.redis.log}")
+        self._say(f"Redis     {self.redis.url}   log {self.redis.log}; nothing in this version uses it")
 
     def watch(self) -> None:
         """Until something ends that should not: then a StackError says what, and the end of its log."""

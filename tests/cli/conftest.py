@@ -87,6 +87,12 @@ def same_logging_afterwards():
 
 
 @pytest.fixture
+def memory_is_a_broker(monkeypatch):
+    """Lets commands work on a broker in memory, which is gone with a real command's process, but not with a test's."""
+    monkeypatch.setattr("marq.cli.shell.require_broker", lambda settings: None)
+
+
+@pytest.fixture
 def marq_process(tmp_path):
     """Starts `marq` with these arguments; whatever it leaves is ended with the test."""
     started = []

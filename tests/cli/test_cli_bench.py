@@ -12,7 +12,7 @@ RATES = {"marq-lazy": 500.0, "confluent-kafka": 1000.0}
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch, memory_is_a_broker):
     """What the bench was asked to measure."""
     asked = []
 

@@ -36,6 +36,7 @@ def test_ctrl_c_ends_it_and_leaves_nothing(marq_process):
     demo = marq_process("demo")
     demo.await_line("pipeline on Spark", 60)
     demo.interrupt()
+    demo.await_line("stopping", 2)
     assert demo.end(30) == 130
     assert not any("Traceback" in line for line in demo.said)
     assert demo.survivors() == []

@@ -59,3 +59,11 @@ def test_a_port_that_is_taken_is_a_sentence(marq_process, kafka_server):
     assert dev.end(60) == 1
     assert any(f"Port {kafka_server.port} on 127.0.0.1 is taken" in line for line in dev.said)
     assert dev.survivors() == []
+
+
+def test_a_data_folder_that_is_none_is_named_before_anything_is_said(marq_process, tmp_path):
+    file = tmp_path / "afile"
+    file.touch()
+    dev = marq_process("dev", "--data-dir", str(file), "--no-redis")
+    assert dev.end(60) == 1
+    assert dev.said == [f"marq: {file} is a file. Choose an empty or a new folder."]

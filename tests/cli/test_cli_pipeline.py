@@ -32,7 +32,7 @@ def test_people_get_a_sentence(capsys):
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(monkeypatch, tmp_path, memory_is_a_broker):
     """The command with a pipeline that only notes what it was given."""
     given = SimpleNamespace()
 
@@ -76,3 +76,11 @@ def test_what_is_not_given_comes_from_the_file_and_the_environment(run, tmp_path
     assert given.settings.heap == "2g"
     assert given.settings.checkpoint is None
     assert given.log_file is None
+
+
+def test_a_log_in_a_folder_that_is_not_there_is_refused(tmp_path):
+    log = tmp_path / "nowhere" / "spark.log"
+    result = CliRunner().invoke(app, ["pipeline", "--bootstrap", "127.0.0.1:1", "--spark-log", str(log)])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"marq: --spark-log {log} cannot be written (No such file or directory).")
+    assert not log.parent.exists()

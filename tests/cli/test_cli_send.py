@@ -1,5 +1,8 @@
 """`marq send`, on a broker in memory."""
 
+import os
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -12,7 +15,7 @@ SOON = timedelta(seconds=5)
 
 
 @pytest.fixture
-def send():
+def send(memory_is_a_broker):
     return lambda *arguments, **options: CliRunner().invoke(command, ["send", *arguments], **options)
 
 
@@ -49,6 +52,30 @@ def test_each_line_of_standard_input_is_a_message(send, url):
     assert sorted(value for _, value, _, _ in found) == [b"", b"last", b"one", b"two \xff"]
     by_id = {identity: value for identity, value, _, _ in found}
     assert [by_id[identity] for identity in result.stdout.split()] == [b"one", b"", b"two \xff", b"last"]
+
+
+def test_an_argument_that_is_not_utf8_is_sent_as_it_is(send, url):
+    odd = os.fsdecode(b"\xff")
+    assert send("emails", odd, "--bootstrap", url, "--key", odd, "--header", f"a={odd}").exit_code == 0
+    [(_, value, key, headers)] = received(url, 1)
+    assert (value, key, headers) == (b"\xff", b"\xff", [("a", b"\xff")])
+
+
+def test_when_nobody_reads_the_ids_it_ends_with_a_sentence():
+    """As in `marq send lines | head -1`: a process of its own, because its output is closed for good."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-c", "from marq.cli.shell import say; say('an id')"],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "marq: The output was closed, so this ends early.\n"
 
 
 def test_no_input_is_no_message(send, url):

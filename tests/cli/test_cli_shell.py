@@ -1,6 +1,7 @@
 """What all commands have in common: help with an example, suggestions, sentences for errors, exit codes."""
 
 import logging
+import socket
 import subprocess
 import sys
 
@@ -9,8 +10,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from marq.cli import app
-from marq.cli.shell import set_up
+from marq.cli.shell import require_broker, set_up
 from marq.errors import MarqError, TransportError
+from marq.settings import AppSettings
 
 
 def commands():
@@ -84,8 +86,43 @@ def test_an_error_of_marqs_is_a_sentence_and_ends_with_1(marq):
     result = marq("send", "emails", "hello", "--bootstrap", "nonsense")
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("marq: url must be kafka://host:port")
-    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr == "marq: --bootstrap must be host:port, or host:port,host:port, not 'nonsense'.\n"
+
+
+def test_a_password_in_the_option_is_refused_and_not_repeated(marq):
+    result = marq("send", "emails", "hello", "--bootstrap", "me:hunter2@host:9092")
+    assert result.exit_code == 1
+    assert "MARQ_KAFKA_SASL_PASSWORD" in result.stderr
+    assert "hunter2" not in result.stderr
+
+
+@pytest.mark.parametrize("command", [["send", "emails", "x"], ["bench", "produce"]])
+def test_a_broker_in_memory_is_of_no_use_to_a_command(marq, command):
+    result = marq(*command, "--bootstrap", "memory://x")
+    assert result.exit_code == 1
+    assert "memory://x lives inside one process" in result.stderr
+
+
+def test_no_broker_is_said_at_once(marq):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, and not listening: nobody else gets the port, and nobody answers
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = marq("send", "emails", "x", "--bootstrap", address)
+    assert result.exit_code == 1
+    first, cause = result.stderr.splitlines()
+    assert first.startswith(f"marq: No broker answers at {address}. Check that it runs")
+    assert "refused" in cause
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_one_broker_that_answers_is_enough(host):
+    family = socket.AF_INET if host == "127.0.0.1" else socket.AF_INET6
+    with socket.socket(family) as closed, socket.socket(family) as open_:
+        for each in (closed, open_):
+            each.bind((host.strip("[]"), 0))
+        open_.listen()
+        brokers = ",".join(f"{host}:{each.getsockname()[1]}" for each in (closed, open_))
+        require_broker(AppSettings(url=f"kafka://{brokers}"))
 
 
 def test_without_an_address_it_says_where_it_may_stand(marq, monkeypatch):
@@ -119,6 +156,23 @@ def test_a_traceback_is_for_those_who_ask(marq, monkeypatch):
     assert result.exit_code == 1
     assert "marq: It cannot go on" in result.stderr
     assert "Traceback (most recent call last)" in result.stderr
+
+
+class Mute(Exception):  # noqa: N818 - it stands for an error of Spark's
+    def __str__(self):
+        raise ConnectionRefusedError("the JVM that would have to say it is gone")
+
+
+@pytest.mark.parametrize("options", [[], ["-v"]])
+def test_a_cause_that_cannot_speak_is_left_out(marq, monkeypatch, options):
+    def broken():
+        raise MarqError("It cannot go on.") from Mute()
+
+    monkeypatch.setattr("marq.stack.jars.broker_jars", broken)
+    result = marq("fetch", *options)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("marq: It cannot go on.\n")
+    assert "caused by" not in result.stderr
 
 
 def test_a_defect_is_not_hidden(marq, monkeypatch):

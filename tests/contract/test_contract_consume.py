@@ -323,3 +323,40 @@ def test_stop_ends_a_loop_from_another_thread(broker: Any, loop: Any, eventually
         running.start()
         eventually(lambda: len(running.values) == 5)
         assert sorted(running.end()) == list(range(5))
+
+
+class Fussy:
+    """A user's own codec that raises what the protocol does not allow."""
+
+    def encode(self, value: str, /) -> bytes:
+        return value.encode()
+
+    def decode(self, data: bytes | None, /) -> str:
+        if data == b"evil":
+            raise ValueError("not that one")
+        return (data or b"").decode()
+
+
+def test_whatever_a_codec_raises_costs_only_the_message_it_was_raised_for(broker: Any, take: Any) -> None:
+    app = broker.app(partitions=1)
+    queue = app.queue("mail", Fussy())
+    queue.send_many(["good 0", "good 1", "evil", "good 2", "good 3"])
+    with broker.consume(queue) as consumer:
+        messages = take(consumer, 4)
+        assert [message.value for message in messages] == [f"good {number}" for number in range(4)]
+        for message in messages:
+            message.ack()
+    [letter] = broker.dead(app)
+    assert letter.value() == b"evil"
+    assert headers_of(letter)["marq-reason"] == b"cannot be decoded: ValueError: not that one"
+
+
+def test_a_reason_is_cut_where_it_would_not_fit(broker: Any, take: Any) -> None:
+    app = broker.app(partitions=1)
+    queue = app.queue("mail")
+    queue.send(b"x" * app.message_bytes_max).result()
+    with broker.consume(queue) as consumer:
+        [message] = take(consumer, 1)
+        message.dead_letter("because " * 1000)
+    [letter] = broker.dead(app)
+    assert headers_of(letter)["marq-reason"] == (b"because " * 1000)[:500]

@@ -9,7 +9,7 @@ import pytest
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Sheet
 from marq.core.lease import Lease, Order, State, Terms
-from marq.core.records import Kind
+from marq.core.records import Kind, decode, encode
 
 PLACE = ("t", 0)
 TERMS = Terms(
@@ -590,6 +590,19 @@ def test_nobody_needs_to_wait_for_what_is_kept_in_place() -> None:
     assert not bench.desk.awaits(bench.sheet)
 
 
+def test_what_waits_in_place_takes_no_room_from_others() -> None:
+    bench = Bench(1)
+    bench.nack(0, 5.0)
+    [order] = bench.orders()
+    bench.desk.failed(order, bench.now, forever=True)
+    assert bench.lease(0).state is State.HELD
+    assert bench.desk.unsettled() == 0
+    bench.now += 6.0
+    [lease] = bench.desk.ready(bench.now, 1)
+    assert lease.state is State.LEASED
+    assert bench.desk.unsettled() == 1
+
+
 def test_one_given_up_in_vain_is_held_in_place() -> None:
     bench = Bench(1)
     lease = bench.nack(0, 100.0)
@@ -664,6 +677,25 @@ def test_of_a_lost_partition_only_what_the_log_knows_is_spoken() -> None:
     assert bench.desk.held_bytes == 0
     bench.desk.died(dying)
     assert not bench.desk.has_orders
+
+
+def test_a_dead_letter_that_was_refused_is_left_to_the_next_owner() -> None:
+    bench = Bench(2)
+    on_its_way = bench.desk.dying(bench.sheet, 0, None)
+    refused = bench.desk.dying(bench.sheet, 1, None)
+    refused.letter_refused = True
+    bench.desk.dropped(PLACE)
+    assert on_its_way.state is State.DYING
+    assert refused.state is State.EXPIRED
+    assert bench.sheet.flags == bytes((PENDING, LOST))
+
+
+def test_what_the_ledger_would_refuse_is_cut_to_what_it_takes() -> None:
+    bench = Bench(1)
+    bench.nack(0, 1e15)
+    [order] = bench.orders()
+    order.marker.attempts = [(1 << 30) - 1]
+    assert decode(encode(order.marker)).redeliver_after_ms == [(1 << 45) - 1]
 
 
 def test_a_refused_start_of_a_lost_partition_is_not_repeated() -> None:

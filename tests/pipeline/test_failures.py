@@ -1,6 +1,7 @@
 """A query's death, judged."""
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from marq.pipeline.failures import Verdict, advice, causes_of, causes_of_call, judge, last_line
 
@@ -22,6 +23,7 @@ from marq.pipeline.failures import Verdict, advice, causes_of, causes_of_call, j
         ("Traceback\nmarq.errors.LedgerStateError: format 9", Verdict.CHECKPOINT),
         ("org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.X] no", Verdict.CHECKPOINT),
         ("java.lang.IllegalStateException: Incomplete log file in the offset commit log", Verdict.CHECKPOINT),
+        ("X: [CONCURRENT_STREAM_LOG_UPDATE] Multiple streaming jobs detected for 42.", Verdict.CONCURRENT),
         ("Traceback\nValueError: boom", Verdict.UNKNOWN),
     ],
 )
@@ -33,12 +35,14 @@ def test_what_happened_is_said_last():
     assert last_line(["outer: a", "inner: Traceback\n  File x\nValueError: boom\n\n"]) == "ValueError: boom"
     assert last_line(["outer: a", "java.io.IOException: gone\nTry this:\nor that"]) == "java.io.IOException: gone"
     assert last_line(["outer: a", "\n"]) == "outer: a"
+    assert last_line(["outer: a", "inner: jobs detected for 42."]) == "inner: jobs detected for 42"
     assert last_line([]) == "no reason given"
 
 
 @pytest.mark.parametrize(
     ("cause", "words"),
     [
+        ("CONCURRENT_STREAM_LOG_UPDATE", "Another pipeline uses this checkpoint: stop one of them"),
         ("LedgerStateError: x", "new, empty checkpoint folder"),
         ("RecordTooLargeException: x", "max.message.bytes"),
         ("ModuleNotFoundError: No module named 'marq'", "every executor"),
@@ -77,6 +81,19 @@ def test_a_call_that_raised_is_asked_for_its_java_exception():
     assert causes_of_call(error) == ["RuntimeError: no Java in it"]
     error.java_exception = Java("start failed")
     assert causes_of_call(error) == ["java.lang.Exception: start failed"]
+
+
+class Mute(Exception):  # noqa: N818 - it stands for an error of Spark's
+    def __str__(self):
+        raise Py4JNetworkError("the JVM is gone")
+
+
+def test_an_error_whose_jvm_is_gone_can_still_be_reported():
+    assert causes_of_call(Mute()) == ["Mute: "]
+    error = Mute()
+    error.java_exception = Java("never told")
+    error.java_exception.getClass = lambda: str(error)
+    assert causes_of_call(error) == ["Mute: "]
 
 
 def test_a_chain_that_bites_its_tail_has_an_end():

@@ -1,8 +1,9 @@
 """How the pipeline is kept alive, with a Spark that does what the test says."""
 
 import signal
+import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -92,6 +93,11 @@ class Spark:
         return self.queries[-1]
 
     def poll(self):
+        return self.exit_code
+
+    def wait(self, timeout):
+        if self.exit_code is None:
+            raise subprocess.TimeoutExpired("java", timeout)
         return self.exit_code
 
     def stop_session(self, _):
@@ -286,6 +292,54 @@ def test_a_jvm_that_no_longer_answers_ends_it_too(spark, monkeypatch):
         pipeline_of().run()
 
 
+@pytest.mark.parametrize("raised", [ConnectionResetError, PipelineError])
+def test_a_jvm_that_was_asked_to_end_too_may_be_the_first(spark, monkeypatch, raised):
+    """SIGTERM to the whole process group."""
+    pipeline = pipeline_of()
+
+    def end(_):
+        pipeline.stop()
+        spark.exit_code = 143
+        raise raised
+
+    monkeypatch.setattr(spark, "start", end)
+    pipeline.run()
+    assert spark.sessions_stopped == 1
+
+
+def test_what_is_wrong_is_said_also_when_it_is_to_stop(spark, monkeypatch):
+    pipeline = pipeline_of()
+
+    def fail(_):
+        pipeline.stop()
+        raise PipelineError("The checkpoint is full of sand.")
+
+    monkeypatch.setattr(spark, "start", fail)
+    with pytest.raises(PipelineError, match="sand"):
+        pipeline.run()
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_jvm_that_does_not_start_is_an_error_unless_it_is_to_stop(spark, monkeypatch, asked):
+    pipeline = pipeline_of()
+
+    def fail(_):
+        if asked:
+            pipeline.stop()
+        raise PipelineError("Spark's JVM did not start.")
+
+    monkeypatch.setattr(run, "start_session", fail)
+    with nullcontext() if asked else pytest.raises(PipelineError, match="did not start"):
+        pipeline.run()
+
+
+def test_two_on_one_checkpoint_are_told_so_at_once(spark):
+    spark.deaths = ["[CONCURRENT_STREAM_LOG_UPDATE] Multiple streaming jobs detected for 42."]
+    with pytest.raises(PipelineError, match=r"stop one of them\. Spark says: .* detected for 42\.$"):
+        pipeline_of().run()
+    assert len(spark.queries) == 1
+
+
 def test_a_pulse_that_died_is_no_pipeline(spark, monkeypatch):
     monkeypatch.setattr(FakePulse, "start_over", lambda pulse, _: setattr(pulse, "is_alive", False))
     with pytest.raises(PipelineError, match="time stands still"):
@@ -307,11 +361,11 @@ def test_a_markers_topic_with_the_producers_time_is_refused(spark, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_it_and_the_handlers_come_back(spark, number):
+def test_a_signal_stops_it_and_the_handlers_come_back(spark, number, tmp_path):
     before = signal.getsignal(number)
     asked = threading.Timer(0, lambda: spark.started.wait(10) and signal.raise_signal(number))
     asked.start()
-    run_pipeline("broker:9092", TopicSettings(), PipelineSettings(checkpoint="somewhere"))
+    run_pipeline("broker:9092", TopicSettings(), PipelineSettings(checkpoint=str(tmp_path / "somewhere")))
     asked.join()
     assert spark.queries[0].stopped
     assert signal.getsignal(number) is before

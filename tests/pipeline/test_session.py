@@ -91,11 +91,25 @@ def test_without_the_connector_nothing_is_started():
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # pyspark drops the JVM that did not start, pipe and all
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_without_java_it_says_so(jars, tmp_path):
-    log = tmp_path / "logs" / "spark.log"
-    with pytest.raises(PipelineError, match=r"JVM did not start\. It said: .*java.* Spark needs Java 17"):
+    log = tmp_path / "spark.log"
+    log.write_text("what an earlier run said: error\n")
+    with pytest.raises(PipelineError, match=r"not start\. It said: (?!what).*java.* Spark needs Java 17 or newer"):
         start_session(SparkOptions(jars=jars, java_home=tmp_path / "no-java", log_file=log))
     assert SparkContext._gateway is None
     gc.collect()
+
+
+@pytest.mark.parametrize("master", ["lokal[2]", "local[x]", "host:7077", ""])
+def test_a_wrong_master_is_named_with_examples(jars, master):
+    with pytest.raises(PipelineError, match=r"knows no master .* must be like local\[2\], spark://host:7077"):
+        start_session(SparkOptions(jars=jars, master=master))
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[*]", "local[2]", "local[2,3]", "spark://a:1,b:2", "k8s://x", "yarn"]
+)
+def test_every_master_of_sparks_is_taken(master):
+    session._check_master(SparkOptions(master=master))
 
 
 def test_one_session_is_enough(jars, monkeypatch):

@@ -60,9 +60,10 @@ def test_no_java_at_all_is_said(tmp_path):
         find_java({"PATH": str(tmp_path)})
 
 
-def test_a_java_home_without_java_is_said(tmp_path):
-    with pytest.raises(JavaNotFoundError, match="JAVA_HOME has no bin/java"):
-        find_java({"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path)})
+def test_a_java_home_without_java_is_refused_whatever_else_there_is(tmp_path):
+    on_path = fake_java(tmp_path / "path", "17.0.1")
+    with pytest.raises(JavaNotFoundError, match=r"JAVA_HOME is /nowhere, .* Correct JAVA_HOME, or unset it"):
+        find_java({"PATH": str(on_path.parent), "JAVA_HOME": "/nowhere"})
 
 
 def test_a_java_that_does_not_run_is_said(tmp_path):

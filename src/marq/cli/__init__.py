@@ -13,7 +13,8 @@ app = typer.Typer(
     name="marq",
     cls=Commands,
     help="Message-queue semantics on Apache Kafka: lease, ack, retry and dead-letter every message on its own.\n\n"
-    "Exit codes: 0 fine, 1 failed or does not add up, 2 wrong usage, 130 ended with Ctrl-C.",
+    "Exit codes: 0 fine, 1 failed or does not add up, 2 wrong usage, 130 cut off with Ctrl-C, which is how `dev` and "
+    "`pipeline` are ended: they end with 0.",
     epilog="Example: marq demo",
     no_args_is_help=True,
     add_completion=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from marq.cli.shell import Json, Verbose, address, console, note, say, set_up
+from marq.cli.shell import Json, Verbose, connect, console, note, say, set_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,7 +71,6 @@ def _run(
     *,
     json: bool,
 ) -> None:
-    from marq.app import App  # noqa: PLC0415 - other commands do without
     from marq.bench.rounds import interleave  # noqa: PLC0415 - other commands do without
     from marq.dev import CONNECTION_SETTINGS, environment_without  # noqa: PLC0415 - other commands do without
     from marq.stack.kafka import KafkaServer  # noqa: PLC0415 - other commands do without
@@ -81,7 +80,7 @@ def _run(
             open_things.enter_context(environment_without(*CONNECTION_SETTINGS))
             note("starting a broker")
             bootstrap = open_things.enter_context(KafkaServer()).bootstrap
-        app = open_things.enter_context(App(address(bootstrap)))
+        app = open_things.enter_context(connect(bootstrap, None))
         note(f"{messages:,} messages of {size} bytes a turn; a first turn of each warms up and does not count")
         subjects = subjects_of(app.settings.address, app, messages, size)
         for number, subject, lap in interleave(subjects, rounds):

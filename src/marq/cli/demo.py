@@ -16,7 +16,13 @@ def demo(
     *,
     messages: Annotated[
         int,
-        typer.Option("--messages", metavar="N", min=MESSAGES_MIN, max=MESSAGES_MAX, help="How many messages to send."),
+        typer.Option(
+            "--messages",
+            metavar="N",
+            min=MESSAGES_MIN,
+            max=MESSAGES_MAX,
+            help="How many messages to send, 200 to 200,000.",
+        ),
     ] = 10_000,
     seed: Annotated[
         int, typer.Option("--seed", metavar="N", help="Which messages are slow, fail or are beyond help.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from marq.cli.shell import Bootstrap, Json, SettingsFile, Verbose, connect, say, set_up
+from marq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from marq.pipeline.status import PipelineStatus
@@ -53,6 +54,7 @@ def pipeline(
     file = Path(settings_file) if settings_file else None
     given = {name: text for name, text in (("checkpoint", checkpoint), ("master", master)) if text is not None}
     settings, _ = load_settings(PipelineSettings, given, toml=file)
+    log_file = _log_file(spark_log)
     java = find_java()
     jars = spark_jars()
     with connect(bootstrap, settings_file) as app:
@@ -65,10 +67,23 @@ def pipeline(
             kafka=app.settings.kafka,
             jars=jars,
             java_home=java.path.resolve().parent.parent,
-            log_file=Path(spark_log) if spark_log else None,
+            log_file=log_file,
             on_ready=announcer.tell,
             on_status=announcer.tell,
         )
+
+
+def _log_file(name: str | None) -> Path | None:
+    """A folder that is not there is more likely a slip than a wish, so none is made."""
+    if not name:
+        return None
+    try:
+        Path(name).open("ab").close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--spark-log {name} cannot be written ({error.strerror}). Name a file in a folder that exists."
+        ) from error
+    return Path(name)
 
 
 class Announcer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable
@@ -46,15 +47,15 @@ def send(
 ) -> None:
     """Send messages to a queue and print the id of each, once it is durable.
 
-    A message is sent as it is, as UTF-8. From standard input each line is one message.
+    A message is sent as the bytes that it is. From standard input each line is one message.
     """
     set_up(verbose=verbose)
-    headers = [(name, data) for name, _, data in (each.partition("=") for each in header or ())]
+    headers = [(name, os.fsencode(data)) for name, _, data in (each.partition("=") for each in header or ())]
     with connect(bootstrap, settings_file) as app:
         target = app.queue(queue)
         outstanding: deque[Receipt] = deque()
-        for data in _lines() if value is None else [value.encode()]:
-            outstanding.append(target.send(data, key=key, headers=headers))
+        for data in _lines() if value is None else [os.fsencode(value)]:
+            outstanding.append(target.send(data, key=None if key is None else os.fsencode(key), headers=headers))
             if len(outstanding) >= OUTSTANDING_MAX:
                 say(outstanding.popleft().result().id)
         for receipt in outstanding:

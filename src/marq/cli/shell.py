@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import traceback
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from marq.errors import ConfigurationError, MarqError
-from marq.settings import variable_of
+from marq.errors import ConfigurationError, MarqError, TransportError
+from marq.settings import AppSettings, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FAILED = 1
 INTERRUPTED = 130
 PLAIN_WIDTH = 120
+BROKER_SECONDS = 3.0
 
 # Boxes and colours are for people; in a pipe help is plain text.
 HELP_STYLE: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
@@ -67,7 +69,7 @@ def set_up(*, verbose: bool) -> None:
 def report(error: MarqError) -> None:
     """The error and what caused it, each in a line, unless the first has said the second already."""
     note(f"marq: {error}")
-    causes = [text for text in map(str, _causes(error)) if text and text not in str(error)]
+    causes = [text for text in map(_said, _causes(error)) if text and text not in str(error)]
     if causes:
         note(f"caused by: {'; '.join(causes)}")
     if _verbose[0]:
@@ -81,9 +83,23 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def _said(error: BaseException) -> str:
+    """The first line of what it says. An error of Spark's asks its JVM for the words, and that may be gone."""
+    try:
+        return str(error).strip().partition("\n")[0]
+    except Exception:  # noqa: BLE001 - whatever the words fail with, the report itself must come out
+        return ""
+
+
 def say(text: str) -> None:
-    """A line of the command's result."""
-    print(text, flush=True)
+    """A line of the command's result. The command ends when nobody reads it any more."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        # What is still in the buffer would fail once more when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        note("marq: The output was closed, so this ends early.")
+        raise SystemExit(FAILED) from None
 
 
 def note(text: str) -> None:
@@ -107,14 +123,55 @@ def address(bootstrap: str | None) -> str | None:
 
 
 def connect(bootstrap: str | None, settings_file: str | None) -> App:
-    """The app that a command works on."""
+    """The app that a command works on, once it is known that a broker answers."""
     from marq.app import App  # noqa: PLC0415 - help and usage errors do without
 
     if bootstrap is None and settings_file is None and not os.environ.get(variable_of("url")):
         raise ConfigurationError(
             f"There is no broker to connect to. Use --bootstrap host:port, or set {variable_of('url')}=kafka://host:port."
         )
-    return App(address(bootstrap), settings_file=Path(settings_file) if settings_file else None)
+    _check_bootstrap(bootstrap)
+    app = App(address(bootstrap), settings_file=Path(settings_file) if settings_file else None)
+    require_broker(app.settings)
+    return app
+
+
+def _check_bootstrap(bootstrap: str | None) -> None:
+    """What is wrong with the option must not be told as a url that nobody has typed."""
+    url = address(bootstrap)
+    if url is None:
+        return
+    try:
+        AppSettings(url=url)
+    except ConfigurationError:
+        if "@" in url:
+            raise ConfigurationError(
+                "--bootstrap must not hold a user or a password: set "
+                f"{variable_of('kafka', 'sasl_username')} and {variable_of('kafka', 'sasl_password')} instead."
+            ) from None
+        raise ConfigurationError(f"--bootstrap must be host:port, or host:port,host:port, not {bootstrap!r}.") from None
+
+
+def require_broker(settings: AppSettings) -> None:
+    """Say at once when there is none; the Kafka client would go on trying for half a minute."""
+    if settings.transport == "memory":
+        raise ConfigurationError(
+            f"{settings.url} lives inside one process, so what a command does there is gone when it ends. "
+            f"Use a broker: --bootstrap host:port, or {variable_of('url')}=kafka://host:port."
+        )
+    failure: OSError | None = None
+    for broker in settings.address.split(","):
+        host, _, port = broker.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=BROKER_SECONDS).close()
+        except OSError as error:
+            failure = error
+        else:
+            return
+    raise TransportError(
+        f"No broker answers at {settings.address}. Check that it runs and that the address is right; "
+        "`marq dev` starts one."
+    ) from failure
 
 
 def end_on_signals() -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, PENDING, Frontier, Place, Sheet
 from marq.core.lease import KEPT, Lease, Order, State, Terms
-from marq.core.records import Kind, Marker, at, provenance, split
+from marq.core.records import ATTEMPT_MAX, DURATION_MS_MAX, Kind, Marker, at, provenance, split
 
 KEEP_ALIVES_PER_LEASE = 3
 
@@ -57,7 +57,8 @@ class Desk:
         What the log does not know of, and is not being told, belongs to the next owner: nothing more is said about it.
         """
         for lease in [lease for lease in self.leases.values() if lease.place == place]:
-            if lease.in_place or (not lease.sent and lease.state is not State.DYING):
+            is_being_buried = lease.state is State.DYING and not lease.letter_refused
+            if lease.in_place or not (lease.sent or is_being_buried):
                 self._withdraw(Kind.START, lease)
                 self._forsake(lease)
         frontier = self.frontiers.pop(place, None)
@@ -97,7 +98,8 @@ class Desk:
 
     def unsettled(self) -> int:
         """Messages that the application has, or will be given without another fetch."""
-        parked = sum(1 for lease in self.leases.values() if lease.state is State.LEASED)
+        leases = self.leases.values()
+        parked = sum((lease.state is State.LEASED) - lease.is_kept_in_place for lease in leases)
         for frontier in self.frontiers.values():
             frontier.advance()  # lets go of what is settled, so that little is left to count
             parked += frontier.unsettled()
@@ -385,8 +387,8 @@ class Desk:
             *place,
             offsets=[lease.offset for lease in leases],
             owner=owner,
-            redeliver_after_ms=[-int(-lease.term * 1000 // 1) for lease in leases],
-            attempts=[lease.attempt for lease in leases] if kind != Kind.KEEPALIVE else [],
+            redeliver_after_ms=[min(-int(-lease.term * 1000 // 1), DURATION_MS_MAX - 1) for lease in leases],
+            attempts=[min(lease.attempt, ATTEMPT_MAX - 1) for lease in leases] if kind != Kind.KEEPALIVE else [],
             waiting=waiting,
             released=released,
         )
@@ -396,7 +398,7 @@ class Desk:
             marker.keys = [lease.record.key() for lease in leases]
             marker.values = [lease.record.value() for lease in leases]
             marker.headers = [lease.record.headers() or [] for lease in leases]
-            marker.timestamps = [max(0, lease.record.timestamp()[1]) for lease in leases]
+            marker.timestamps = [min(max(0, lease.record.timestamp()[1]), DURATION_MS_MAX - 1) for lease in leases]
         return marker
 
     def _parts(self, marker: Marker, leases: list[Lease], now: float) -> Iterator[Order]:

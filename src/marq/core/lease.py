@@ -44,6 +44,7 @@ class Lease:
     term: float = 0.0  # the length of the lease in force
     due: float = 0.0
     in_place: bool = False  # too large for any marker: it is protected by its uncommitted offset alone
+    letter_refused: bool = False  # its dead letter is written again later: nothing of it is on its way
     home: tuple[Sheet, int] | None = None  # of one in place: the byte that the frontier waits for
 
     @property

@@ -58,6 +58,7 @@ LEASE_EXPIRED = "lease expired"
 NO_TARGET = "no topic to deliver to"
 CONFIRMATION_BYTES_MAX = 256_000
 CONFIRM_AFTER_MS = 1000
+LETTERS_BYTES_MAX = 32 << 20  # of one collection; what is left is due at once again
 SOON = 0  # the tier of segments whose messages are leased, or due soon
 
 _Fresh = tuple[int, int, Bucket | None, int, int]  # position, key, bucket, deadline, attempt
@@ -151,19 +152,23 @@ class Ledger:
         afters = spread(marker.redeliver_after_ms, count, 0)
         attempts = spread(marker.attempts, count, 1)
         tiers: defaultdict[int, list[_Fresh]] = defaultdict(list)
+        left = []  # a payload of before: the topic may have been made anew, and its offsets with it
         for position, (offset, after, attempt) in enumerate(zip(offsets, afters, attempts, strict=True)):
             key = stream | offset
             deadline = timestamp + after
-            row = hot.get(key)
-            if row is not None:
-                self._book.lay(key, (deadline, max(attempt, row[1]), owned, row[3]))
-                continue
             bucket = None if owner else bucket_of(deadline, self.now)
-            row = find_given_up(key)
+            row = hot.pop(key, None)
             if row is not None:
-                self._book.bury(key, row)
+                left.append(row[3])
+            else:
+                row = find_given_up(key)
+                if row is not None:
+                    self._book.bury(key, row)
             known = row[1] if row is not None else 0
             tiers[bucket[0] if bucket else SOON].append((position, key, bucket, deadline, max(attempt, known)))
+        if left:
+            self._book.segments.release(left)
+            self._book.hot_changed = True
         for tier, fresh in tiers.items():
             if len(tiers) == 1:
                 self._enter(tier, record, count, fresh, owned)
@@ -291,10 +296,15 @@ class Ledger:
     def _give_out(self, harvest: Harvest) -> None:
         due = sorted((row[0], key, row) for key, row in self._book.hot.items() if row[0] < self.now)
         settled: _Settled = defaultdict(list)
+        places, size = [], 0
         for deadline, key, row in due:
+            if size >= LETTERS_BYTES_MAX:
+                break
             del self._book.hot[key]
+            places.append(row[3])
             letter, reason = self._letter(row)
             if letter is not None:
+                size += letter.size
                 harvest.letters.append(letter)
                 harvest.lateness_ms.append(self.now - deadline)
             settled[stream_of(key), reason].append((offset_of(key), deadline, row[1]))
@@ -302,7 +312,7 @@ class Ledger:
                 harvest.dead += 1
             else:
                 harvest.redelivered += 1
-        self._book.segments.release(row[3] for _, _, row in due)
+        self._book.segments.release(places)
         self._book.segments.forget_read()
         self._book.confirmations = [*self._book.confirmations, *self._confirm(settled)]
         self._book.hot_changed = self._book.confirmations_changed = True

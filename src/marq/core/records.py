@@ -38,6 +38,7 @@ QUEUE = "marq-queue"
 
 _TOPIC_LENGTH_MAX = 249
 _DIGITS_MAX = 19  # of a 64-bit number
+_LETTER_OVERHEAD_BYTES = 100  # of a letter, besides what it carries
 _MESSAGE_OVERHEAD_BYTES = 40  # of a message in a marker batch, besides its payload
 
 HeaderList = list[tuple[str, bytes | None]]
@@ -322,6 +323,12 @@ class Letter(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: HeaderList
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes, here and on its way."""
+        carried = sum(8 + len(name) + len(data or b"") for name, data in self.headers)
+        return _LETTER_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"") + carried
 
 
 class Original(NamedTuple):

@@ -26,6 +26,8 @@ SLOT_BITS = 32
 SLOT_MASK = (1 << SLOT_BITS) - 1
 CONTINUE_BYTES_MAX = 256_000
 CONTINUE_SLOTS_MAX = 1 << 16
+SEGMENT_BYTES_MAX = 4 << 20  # one record may be larger. A host copies each blob several times, in a heap of its own
+READ_BYTES_MAX = 32 << 20  # what `fetch` keeps at hand
 COMPACT_BYTES_MIN = 64_000
 COMPACT_AFTER_MS = 30_000  # most segments die whole soon after: leave them time
 COMPACT_AT_ONCE_MAX = 4
@@ -61,6 +63,7 @@ class Segments:
         self._entering: dict[int, list[Entry]] = {}
         self._dropped: set[int] = set()
         self._read: dict[int, tuple[list[int], list[bytes]]] = {}
+        self._read_bytes = 0
         self._decoded: dict[tuple[int, int], Marker] = {}
 
     def __len__(self) -> int:
@@ -74,6 +77,10 @@ class Segments:
     def add(self, tier: int, record: bytes, count: int, alive: int, now: int) -> int:
         """Keep a record of `count` messages, of which `alive` are in flight; the place of its first message."""
         number = self._growing.get(tier)
+        if number is not None and self._segments[number].size + len(record) > SEGMENT_BYTES_MAX:
+            self._write_entering(number)  # now, so that a batch of any size is never in memory as a whole
+            del self._growing[tier]
+            number = None
         if number is None:
             number = self._growing[tier] = self._next
             self._next += 1
@@ -110,6 +117,9 @@ class Segments:
         """
         number, slot = place >> SLOT_BITS, place & SLOT_MASK
         if number not in self._read:
+            if self._read_bytes + self._segments[number].size > READ_BYTES_MAX:
+                self.forget_read()
+            self._read_bytes += self._segments[number].size
             entries = self._entries(number)
             self._read[number] = [first for first, _ in entries], [record for _, record in entries]
         firsts, records = self._read[number]
@@ -127,6 +137,7 @@ class Segments:
     def forget_read(self) -> None:
         """Give back the memory that `fetch` took."""
         self._read.clear()
+        self._read_bytes = 0
         self._decoded.clear()
 
     def _entries(self, number: int) -> list[Entry]:
@@ -165,18 +176,22 @@ class Segments:
         self._segments[number].counted = self._segments[number].alive
 
     def save(self) -> None:
-        for number, entries in self._entering.items():
-            before = self._shelf.get(f"seg/{number}") if self._segments[number].stored else None
-            self._put(number, entries, before or b"")
+        for number in [*self._entering]:
+            self._write_entering(number)
         for number in self._dropped:
             self._shelf.delete(f"seg/{number}")
         for tier, number in [*self._growing.items()]:
             segment = self._segments[number]
             if segment.size >= CONTINUE_BYTES_MAX or segment.slots >= CONTINUE_SLOTS_MAX:
                 del self._growing[tier]
-        self._entering.clear()
         self._dropped.clear()
         self.forget_read()
+
+    def _write_entering(self, number: int) -> None:
+        entries = self._entering.pop(number, None)
+        if entries:
+            before = self._shelf.get(f"seg/{number}") if self._segments[number].stored else None
+            self._put(number, entries, before or b"")
 
     def _put(self, number: int, entries: list[Entry], before: bytes) -> None:
         self._shelf.put(f"seg/{number}", before + _pack(entries))

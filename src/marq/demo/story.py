@@ -100,6 +100,13 @@ class Demo:
         self._tally = Tally(messages)
 
     def run(self) -> Outcome:
+        try:
+            return self._tell()
+        except KeyboardInterrupt:
+            self._say("stopping")  # which takes some seconds
+            raise
+
+    def _tell(self) -> Outcome:
         app = self._start()
         queue = app.queue(plan.QUEUE, Order, retry=plan.RETRY)
         sent = self._send(queue)

@@ -4,18 +4,28 @@ Spark itself would not notice: it only remembers the topic's name. So marq leave
 through Hadoop's file systems, like everything else there, so it lies beside the checkpoint also on shared storage.
 """
 
+import fcntl
 import json
+import logging
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 
 from marq.core.shelf import FORMAT
 from marq.errors import PipelineError
 
+log = logging.getLogger("marq.pipeline")
+
 NOTE = "marq.json"
+LOCK = "marq.lock"
 QUERY_FOLDER = "tracker"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -35,6 +45,44 @@ def location(folder: str | Path) -> str:
     return str(folder) if _URL.match(str(folder)) else Path(folder).absolute().as_uri()
 
 
+def local_path(url: str) -> Path | None:
+    """Where a folder on this machine lies; None when it is elsewhere."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" and parts.netloc in {"", "localhost"} else None
+
+
+@contextmanager
+def held(url: str) -> Iterator[None]:
+    """Keep other pipelines out of the folder, as long as this process lives. Only possible on this machine."""
+    folder = local_path(url)
+    if folder is None:
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise PipelineError(f"The checkpoint folder {folder} is a file. Choose another.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise PipelineError(
+            f"The checkpoint folder {folder} cannot be used: {error.strerror}. Choose another."
+        ) from error
+    try:
+        _lock(lock, folder)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, folder: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PipelineError(f"Another pipeline uses the checkpoint {folder}: stop one of them.") from None
+    except OSError as error:  # some network file systems have no locks
+        log.warning("%s cannot be locked (%s): see to it yourself that one pipeline uses it", folder, error.strerror)
+
+
 def query_folder(url: str) -> str:
     return f"{url.rstrip('/')}/{QUERY_FOLDER}"
 
@@ -48,7 +96,7 @@ def claim(session: Any, url: str, identity: Identity) -> None:
             _refuse_strangers(session, url)
             _write(session, note, json.dumps(asdict(identity)))
             return
-    except Py4JError as error:
+    except (Py4JError, PySparkException) as error:
         raise PipelineError(f"The checkpoint folder {url} cannot be used: {_cause(error)}. Choose another.") from error
     _compare(url, text, identity)
 
@@ -74,7 +122,7 @@ ADVICE = "Start with a new, empty checkpoint folder: the state is rebuilt from t
 
 def _refuse_strangers(session: Any, url: str) -> None:
     files, path = _file_system(session, url)
-    if files.exists(path) and list(files.listStatus(path)):
+    if files.exists(path) and any(file.getPath().getName() != LOCK for file in files.listStatus(path)):
         raise PipelineError(f"The checkpoint folder {url} holds files that are not marq's. Choose an empty one.")
 
 
@@ -107,4 +155,5 @@ def _write(session: Any, url: str, text: str) -> None:
 
 def _cause(error: Exception) -> str:
     java = getattr(error, "java_exception", None)
-    return str(java.getMessage() if java is not None else error)
+    words = str(java.getMessage() if java is not None else error)
+    return words.partition("\n")[0].rstrip(".")

@@ -41,8 +41,9 @@ def look_up(session: Any, bootstrap: str, topic: str, options: Mapping[str, str]
                 f"There is no topic {topic}. Create marq's topics with `App(...).ensure_topics()`, or start a producer "
                 "or a worker first."
             ) from error
+        said = str(cause.getMessage()).rstrip(".")
         raise TransportError(
-            f"Spark got no answer from Kafka at {bootstrap}: {cause.getMessage()}. Check the address and the broker."
+            f"Spark got no answer from Kafka at {bootstrap}: {said}. Check the address and the broker."
         ) from error
 
 

@@ -1,8 +1,10 @@
-"""Letters whose topic is gone must not stop all the others.
+"""A letter that cannot go where it should must not stop all the others.
 
 Kafka's producer waits a minute for a topic or a partition that does not exist and then fails, and with it Spark's
 whole batch, for ever. So each letter's place is checked before it reaches the sink, on the executor that writes it:
-a partition that is no longer there becomes any partition, a letter without a topic goes to the dead-letter topic.
+a partition that is no longer there becomes any partition, a letter without a topic goes to the dead-letter topic, and
+so does one that is larger than its topic takes. What is too large for the dead-letter topic too is left out and named:
+the log still has its START. Only a missing dead-letter topic stops everything, because that can be mended.
 
 Topics are looked up once and then known. When one vanishes afterwards the batch does fail; the pipeline restarts the
 query with the next `generation`, which makes the executors look again.
@@ -10,17 +12,34 @@ query with the next `generation`, which makes the executors look again.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from marq.core.records import REASON
+from marq.core.records import ID, REASON
 from marq.pipeline.packing import LETTERS, unpack_letters
 from marq.transport.kafka import KafkaTransport
 
-ORPHAN = "orphan"  # a column the sink does not see: this letter lost its topic
+# Columns the sink does not see.
+ORPHAN = "orphan"  # this letter went to the dead-letter topic instead
+UNWRITABLE = "unwritable"  # its id, and why it can go nowhere
+SETTLED = LETTERS.append(pa.field(ORPHAN, pa.bool_())).append(pa.field(UNWRITABLE, pa.string()))
 
-_known: dict[str, int] = {}
+# Kafka's brokers take no letter for these from anyone. Other names may begin with two underscores.
+_INTERNAL = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"})
+_OVERHEAD_BYTES = 200  # of a record in a batch of its own
+
+
+class Topic(NamedTuple):
+    """What is known of a topic."""
+
+    partitions: int  # 0: there is none
+    bytes_max: int | None = None  # None: not known
+
+
+_known: dict[str, Topic] = {}
+_NO_TOPIC = Topic(0)
 _known_in: list[int] = [0]  # the generation in which the topics were looked up
 
 
@@ -41,22 +60,24 @@ class Destinations:
         for batch in batches:
             for blob in batch.column("letters").to_pylist():
                 for letters in unpack_letters(blob):
-                    yield settle(letters, self._partitions(letters), self.dead_letters)
+                    yield settle(letters, self._topics(letters), self.dead_letters)
 
-    def _partitions(self, letters: Any) -> dict[str, int]:
-        """How many partitions each topic of these letters has; asks again when a letter is beyond what is known."""
-        needed: dict[str, int] = {}
+    def _topics(self, letters: Any) -> dict[str, Topic]:
+        """What these letters' topics are like; asks again when a letter is beyond what is known."""
+        needed = {self.dead_letters: 1}
         for topic, partition in _places(letters):
             needed[topic] = max(needed.get(topic, 1), (partition or 0) + 1)
-        unknown = [topic for topic, count in needed.items() if _known.get(topic, 0) < count]
+        unknown = [topic for topic, count in needed.items() if _known.get(topic, _NO_TOPIC).partitions < count]
         if unknown:
             self._look_up(unknown)
-        return {topic: _known.get(topic, 0) for topic in needed}
+        return {topic: _known[topic] for topic in needed}
 
     def _look_up(self, topics: list[str]) -> None:
         transport = KafkaTransport(self.url, self.kafka)
         try:
-            _known.update((topic, transport.partitions(topic)) for topic in topics)
+            for topic in topics:
+                partitions = transport.partitions(topic)
+                _known[topic] = Topic(partitions, transport.bytes_max(topic)) if partitions else _NO_TOPIC
         finally:
             transport.close()
 
@@ -67,21 +88,71 @@ def _places(letters: Any) -> set[tuple[str, int | None]]:
     return set(zip(distinct.column("topic").to_pylist(), distinct.column("partition").to_pylist(), strict=True))
 
 
-def settle(letters: Any, partitions: Mapping[str, int], dead_letters: str) -> Any:
-    """Letters with a place that exists, and the `orphan` column."""
-    lost = [(t, p) for t, p in _places(letters) if partitions[t] == 0 or (p is not None and p >= partitions[t])]
-    if not lost:
-        return letters.append_column(ORPHAN, pa.array([False] * len(letters), pa.bool_()))
+def settle(letters: Any, topics: Mapping[str, Topic], dead_letters: str) -> Any:
+    """Letters with a place that takes them, and the columns that the sink does not see."""
+    if _are_fine(letters, topics):
+        nothing = [pa.array([False] * len(letters), pa.bool_()), pa.nulls(len(letters), pa.string())]
+        return pa.RecordBatch.from_arrays([*letters.columns, *nothing], schema=SETTLED)
     rows = letters.to_pylist()
     for row in rows:
-        count = partitions[row["topic"]]
-        row[ORPHAN] = count == 0
-        if count == 0:
-            row["headers"] = _with_reason(row["headers"], f"topic {row['topic']} does not exist")
+        wrong = _obstacle(row, topics)
+        row[ORPHAN], row[UNWRITABLE] = wrong is not None, None
+        if wrong is not None:
+            row["headers"] = _with_reason(row["headers"], wrong)
             row["topic"], row["partition"] = dead_letters, None
-        elif row["partition"] is not None and row["partition"] >= count:
+            still_wrong = _obstacle(row, topics)
+            if still_wrong is not None and topics[dead_letters].partitions:
+                _leave_out(row, still_wrong if still_wrong == wrong else f"{wrong}; {still_wrong}")
+        elif row["partition"] is not None and row["partition"] >= topics[row["topic"]].partitions:
             row["partition"] = None
-    return pa.RecordBatch.from_pylist(rows, schema=LETTERS.append(pa.field(ORPHAN, pa.bool_())))
+    return pa.RecordBatch.from_pylist(rows, schema=SETTLED)
+
+
+def _are_fine(letters: Any, topics: Mapping[str, Topic]) -> bool:
+    """Whether all of them can go as they are. Nearly always, and found out without a look at each."""
+    places = _places(letters)
+    if any(topic in _INTERNAL or (partition or 0) >= topics[topic].partitions for topic, partition in places):
+        return False
+    limits = [limit for topic, _ in places if (limit := topics[topic].bytes_max) is not None]
+    longest = [pc.call_function("binary_length", [letters.column(name)]) for name in ("key", "value")]
+    at_most = sum(pc.call_function("max", [each]).as_py() or 0 for each in longest) + letters.column("headers").nbytes
+    return at_most + _OVERHEAD_BYTES <= min(limits, default=at_most + _OVERHEAD_BYTES)
+
+
+def _obstacle(row: Mapping[str, Any], topics: Mapping[str, Topic]) -> str | None:
+    """Why this letter cannot go to its topic."""
+    name = row["topic"]
+    if name in _INTERNAL:
+        return f"topic {name} is Kafka's own"
+    if not topics[name].partitions:
+        return f"topic {name} does not exist"
+    limit = topics[name].bytes_max
+    if limit is not None and _is_larger(row, limit):
+        return f"larger than topic {name} takes ({limit} bytes)"
+    return None
+
+
+def _is_larger(row: Mapping[str, Any], limit: int) -> bool:
+    """The broker measures what the sink has compressed."""
+    parts = [
+        row["key"],
+        row["value"],
+        *(part for each in row["headers"] for part in (each["key"].encode(), each["value"])),
+    ]
+    data = b"".join(part or b"" for part in parts)
+    overhead = _OVERHEAD_BYTES + 10 * len(row["headers"])
+    if overhead + len(data) <= limit:
+        return False
+    compressed = len(pa.compress(data, codec="lz4", asbytes=True))
+    return overhead + compressed + compressed // 50 > limit  # Java's may come out a little larger
+
+
+def _leave_out(row: dict[str, Any], why: str) -> None:
+    identity = [
+        each["value"].decode(errors="replace") for each in row["headers"] if each["key"] == ID and each["value"]
+    ]
+    row[ORPHAN], row[UNWRITABLE] = False, f"{identity[0] if identity else 'a letter without an id'}: {why}"
+    row["key"], row["value"], row["headers"] = None, None, []
 
 
 def _with_reason(headers: list[dict[str, Any]], reason: str) -> list[dict[str, Any]]:

@@ -4,6 +4,8 @@ import re
 from enum import Enum
 from typing import Any
 
+from py4j.protocol import Py4JError
+
 from marq.pipeline.checkpoint import ADVICE
 
 
@@ -13,9 +15,11 @@ class Verdict(Enum):
     RETRY = "the broker or the network: start again from the checkpoint, as often as it takes"
     UNKNOWN = "start again, but not for ever"
     DATA_LOSS = "markers are gone that were never read: say so, and go on with what there is"
+    CONCURRENT = "another pipeline uses the checkpoint: only one may"
     CHECKPOINT = "the checkpoint cannot be used: only a new one helps"
 
 
+_CONCURRENT = re.compile(r"CONCURRENT_STREAM_LOG_UPDATE")
 _DATA_LOSS = re.compile(r"KAFKA_DATA_LOSS|Some data may have been lost|OffsetOutOfRange")
 _CHECKPOINT = re.compile(
     r"""LedgerStateError | CANNOT_LOAD_STATE_STORE | STATE_STORE_ | STATE_SCHEMA | STREAMING_STATEFUL_OPERATOR
@@ -43,6 +47,8 @@ _HINTS = (
 def judge(causes: list[str]) -> Verdict:
     """The causes of a failure, outermost first, as a verdict."""
     text = "\n".join(causes)
+    if _CONCURRENT.search(text):
+        return Verdict.CONCURRENT
     if _DATA_LOSS.search(text):
         return Verdict.DATA_LOSS
     if _CHECKPOINT.search(text):
@@ -64,23 +70,40 @@ def causes_of(failure: Any) -> list[str]:
 def causes_of_call(error: Any) -> list[str]:
     """The same for a call into the JVM that raised: pyspark wraps some of Java's exceptions, and some not."""
     java = getattr(error, "java_exception", None)
-    return causes_of(java) if java is not None else [f"{type(error).__name__}: {error}"]
+    try:
+        return causes_of(java) if java is not None else [f"{type(error).__name__}: {words_of(error)}"]
+    except (Py4JError, OSError):  # the JVM that would have to tell is gone
+        return [f"{type(error).__name__}: {words_of(error)}"]
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says. Java's exceptions ask their JVM for it, which may be gone: then nothing."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - whatever the words fail with, the failure itself must be reported
+        return ""
 
 
 def last_line(causes: list[str]) -> str:
-    """What actually happened: the innermost cause. Java says it on its first line, a Python traceback on its last."""
+    """What actually happened: the innermost cause, without a full stop, because it is quoted in sentences.
+
+    Java says it on its first line, a Python traceback on its last.
+    """
     for cause in reversed(causes):
         lines = [line.strip() for line in cause.splitlines() if line.strip()]
         if lines:
-            return lines[-1] if "Traceback" in cause else lines[0]
+            return (lines[-1] if "Traceback" in cause else lines[0]).rstrip(".")
     return "no reason given"
 
 
 def advice(causes: list[str]) -> str:
     """What a person can do about it."""
     text = "\n".join(causes)
-    if judge(causes) is Verdict.CHECKPOINT:
+    verdict = judge(causes)
+    if verdict is Verdict.CHECKPOINT:
         return ADVICE
+    if verdict is Verdict.CONCURRENT:
+        return "Another pipeline uses this checkpoint: stop one of them."
     for pattern, hint in _HINTS:
         if re.search(pattern, text):
             return hint

@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from marq.pipeline.destinations import UNWRITABLE
 from marq.pipeline.pulse import Pulse
 from marq.pipeline.status import StatusBoard
 from marq.pipeline.tracker import LEDGER, QUERY, SINK
@@ -37,9 +38,15 @@ class TrackerListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark 
         sink = progress.observedMetrics.get(SINK)
         orphans = int(sink["orphans"] or 0) if sink is not None else 0
         lag = sum(lag_of(source.endOffset, source.latestOffset) for source in progress.sources)
-        self._board.batch(int(progress.batchDuration), lag, reports, orphans)
+        unwritable = (sink.asDict().get(UNWRITABLE) or "").splitlines() if sink is not None else []
+        self._board.batch(int(progress.batchDuration), lag, reports, orphans, len(unwritable))
         if orphans:
-            log.warning("%d letters had no topic to go to; they are in the dead-letter topic", orphans)
+            log.warning("%d letters could not go to their topic; they are in the dead-letter topic", orphans)
+        for letter in unwritable:
+            log.error(
+                "a letter fits on no topic and was not written; its START on the markers topic is the only copy: %s",
+                letter,
+            )
         self._on_event()
 
     def onQueryIdle(self, event: Any) -> None:  # noqa: N802 - Spark's name
@@ -59,9 +66,13 @@ def lag_of(end: str | None, latest: str | None) -> int:
     """How many records lie between two of Spark's Kafka offsets: {"topic": {"0": 17}}."""
     if not end or not latest or latest == "null" or end == "null":
         return 0
-    reached = {(t, p): offset for t, partitions in json.loads(end).items() for p, offset in partitions.items()}
+    try:
+        ends, latests = json.loads(end), json.loads(latest)
+    except ValueError:  # a number for the eye is not worth a failure
+        return 0
+    reached = {(t, p): offset for t, partitions in ends.items() for p, offset in partitions.items()}
     return sum(
         max(0, offset - reached.get((topic, partition), 0))
-        for topic, partitions in json.loads(latest).items()
+        for topic, partitions in latests.items()
         for partition, offset in partitions.items()
     )

@@ -5,6 +5,7 @@ The blobs are Arrow IPC streams: they keep nulls, slices and the order of severa
 """
 
 from collections.abc import Iterable, Iterator
+from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -12,7 +13,8 @@ import pyarrow.compute as pc
 
 from marq.core.records import Letter
 
-CHUNK_BYTES = 16 << 20  # far below Arrow's and the JVM's limit of 2 GiB for one value
+CHUNK_BYTES = 4 << 20  # of one value: the JVM copies each several times, and its heap is small
+SPOOL_BYTES = 64 << 20
 
 RECORDS = pa.schema([("offset", pa.int64()), ("timestamp", pa.int64()), ("value", pa.binary())])
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
@@ -73,6 +75,19 @@ def _packed(markers_partition: int, parts: list[Any]) -> Any:
     )
 
 
+def in_order(rows: Iterable[Any]) -> Iterator[MarkerRecord]:
+    """The records of packed rows, which come in any order. A batch may be large, so what is much waits in a file."""
+    with SpooledTemporaryFile(max_size=SPOOL_BYTES) as spool:
+        places = []
+        for row in rows:
+            places.append((int(row.first), spool.tell()))
+            spool.write(len(row.records).to_bytes(8))
+            spool.write(row.records)
+        for _, place in sorted(places):
+            spool.seek(place)
+            yield from unpack_records(spool.read(int.from_bytes(spool.read(8))))
+
+
 def unpack_records(blob: bytes) -> Iterator[MarkerRecord]:
     """The records of a blob, in order."""
     for batch in _from_stream(blob):
@@ -86,7 +101,7 @@ def pack_letters(letters: Iterable[Letter]) -> Iterator[bytes]:
     size = 0
     for letter in letters:
         rows.append(letter)
-        size += len(letter.key or b"") + len(letter.value or b"")
+        size += letter.size
         if size >= CHUNK_BYTES:
             yield _letter_blob(rows)
             rows, size = [], 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from subprocess import TimeoutExpired
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -38,6 +39,7 @@ STATUS_EVERY = 10.0
 BACK_OFF = (1.0, 2.0, 5.0, 10.0, 20.0)
 UNKNOWN_FAILURES_MAX = 3
 BATCH_MAY_END_WITHIN = 5.0
+JVM_MAY_END_WITHIN = 2.0
 
 Jvm = (Py4JError, PySparkException, OSError)  # what a call raises when the JVM is gone, or says no
 
@@ -100,30 +102,46 @@ class Pipeline:
         return self._stop_asked
 
     def run(self) -> None:
-        with self._checkpoint() as folder, self._transport() as transport:
-            session = start_session(self._spark)
+        with self._checkpoint() as url, self._transport() as transport:
             try:
-                self._supervise(session, transport, checkpoint.location(folder))
-            except Jvm as error:
-                raise PipelineError(
-                    f"Spark stopped answering ({_ending()}). {failures.advice([str(error)])}"
-                ) from error
+                session = start_session(self._spark)
+            except PipelineError:
+                if self._is_stopping():
+                    return
+                raise
+            try:
+                self._supervise(session, transport, url)
+            except (*Jvm, PipelineError) as error:
+                self._explain(error)
             finally:
                 if self._pulse is not None:
                     self._pulse.stop()
                 stop_session(session)
 
+    def _explain(self, error: Exception) -> None:
+        """Raise what a person must see. Who asks a whole process group to end asks the JVM too: then it may be gone."""
+        if self._is_stopping() and (isinstance(error, Jvm) or _has_ended()):
+            log.info("Spark ended before it was stopped: %s", failures.words_of(error))
+            return
+        if isinstance(error, PipelineError):
+            raise error
+        causes = failures.causes_of_call(error)
+        said = f"Spark stopped answering ({_ending()}): {failures.last_line(causes)}."
+        raise PipelineError(f"{said} {failures.advice(causes)}") from error
+
     # Parts
 
     @contextmanager
-    def _checkpoint(self) -> Iterator[str | Path]:
+    def _checkpoint(self) -> Iterator[str]:
         """Without a folder of the user's the state lives as long as the process, and is rebuilt by the next one."""
         if self._settings.checkpoint is not None:
-            yield self._settings.checkpoint
+            url = checkpoint.location(self._settings.checkpoint)
+            with checkpoint.held(url):
+                yield url
             return
         folder = tempfile.mkdtemp(prefix="marq-checkpoint-")
         try:
-            yield folder
+            yield checkpoint.location(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -237,6 +255,8 @@ class Pipeline:
         self._board.failed(said)
         self._on_status(self.status)
         self._forgive_data_loss = verdict is Verdict.DATA_LOSS
+        if verdict is Verdict.CONCURRENT:
+            raise PipelineError(f"{failures.advice(causes)} Spark says: {said}.")
         if verdict is Verdict.CHECKPOINT:
             raise PipelineError(f"The checkpoint cannot be used: {said}. {failures.advice(causes)}")
         if verdict is Verdict.UNKNOWN and failed_in_a_row >= UNKNOWN_FAILURES_MAX:
@@ -311,6 +331,18 @@ def _stop_between_batches(query: Any) -> None:
     while time.monotonic() < deadline and query.status["isTriggerActive"]:
         time.sleep(0.05)
     query.stop()
+
+
+def _has_ended() -> bool:
+    """Whether the JVM has; one that no longer answers is given a moment for it."""
+    process = jvm_process()
+    if process is None:
+        return False
+    try:
+        process.wait(timeout=JVM_MAY_END_WITHIN)
+    except TimeoutExpired:
+        return False
+    return True
 
 
 def _ending() -> str:

@@ -5,6 +5,7 @@ page, with this very Python in the workers. For a cluster's master, hosts and in
 """
 
 import os
+import re
 import signal
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JError
@@ -24,6 +25,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from marq.errors import PipelineError
+from marq.pipeline import failures
+from marq.pipeline.output import SparkOutput, last_error
 
 LOCAL = "local[2]"
 CONNECTOR = "spark-sql-kafka"
@@ -31,7 +34,9 @@ BARE_FILE_SYSTEM = "hadoop-bare-naked-local-fs"
 LOG4J = Path(__file__).parent / "log4j2.properties"
 
 # C1 alone: a short-lived JVM never gets its money back for what C2 burns, and batches are as fast (docs/design).
-EMBEDDED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+EMBEDDED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+ExitOnOutOfMemoryError"
+_MASTER = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|yarn|spark://.+|k8s://.+")
+MASTERS = "local[2], spark://host:7077, k8s://https://host:443 or yarn"
 _FOREIGN = ("SPARK_", "PYSPARK_", "HADOOP_", "YARN_")
 
 
@@ -56,18 +61,26 @@ def start_session(options: SparkOptions) -> SparkSession:
     """Start the JVM and the session; `PipelineError` says what is missing."""
     if SparkContext._active_spark_context is not None:  # noqa: SLF001 - the only way to ask
         raise PipelineError("A SparkSession already runs in this process. Stop it, or run the pipeline in its own.")
+    _check_master(options)
     _check_jars(options)
     conf = SparkConf(loadDefaults=False).setAll(list(_settings(options).items()))
-    log_before = options.log_file.stat().st_size if options.log_file and options.log_file.exists() else 0
-    with _environment(options), _kept_interrupt_handler(), _output(options) as output:
+    with _environment(options), _kept_interrupt_handler(), SparkOutput(options.log_file) as output:
         try:
-            gateway = launch_gateway(conf, {"stdout": output, "stderr": output} if output else None)
+            gateway = launch_gateway(conf, {"stdout": output.stream, "stderr": output.stream})
             SparkContext._ensure_initialized(gateway=gateway, conf=conf)  # noqa: SLF001 - as SparkContext itself does
             session = SparkSession.builder.config(conf=conf).getOrCreate()
         except (PySparkException, Py4JError, OSError) as error:
-            raise PipelineError(_explain(error, options, log_before)) from error
+            raise PipelineError(_explain(error, options, output)) from error
     session.sparkContext.setLogLevel("WARN")
+    _hush_accumulators(session.sparkContext)
     return session
+
+
+def _hush_accumulators(context: SparkContext) -> None:
+    """The end of the JVM is no error of this server, which would print a traceback at each."""
+    server = context._accumulatorServer  # noqa: SLF001 - pyspark offers no other way to it
+    if server is not None:
+        server.handle_error = lambda *_: None
 
 
 def stop_session(session: SparkSession) -> None:
@@ -97,6 +110,15 @@ def jvm_process(gateway: Any = None) -> Any:
     return getattr(gateway, "proc", None) if gateway is not None else None
 
 
+def _check_master(options: SparkOptions) -> None:
+    if not _MASTER.fullmatch(options.master):
+        raise PipelineError(_wrong_master(options))
+
+
+def _wrong_master(options: SparkOptions) -> str:
+    return f"Spark knows no master {options.master!r}. The master must be like {MASTERS}."
+
+
 def _check_jars(options: SparkOptions) -> None:
     missing = [str(jar) for jar in options.jars if not jar.is_file()]
     if missing:
@@ -115,7 +137,7 @@ def _settings(options: SparkOptions) -> dict[str, str]:
         "spark.sql.shuffle.partitions": str(options.shuffle_partitions),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(4 << 20),
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -204,22 +226,12 @@ def _python_path() -> dict[str, str]:
     return {} if str(home) in installed else {"PYTHONPATH": str(home)}
 
 
-@contextmanager
-def _output(options: SparkOptions) -> Iterator[IO[bytes] | None]:
-    if options.log_file is None:
-        yield None
-        return
-    options.log_file.parent.mkdir(parents=True, exist_ok=True)
-    with options.log_file.open("ab") as output:
-        yield output
-
-
-def _explain(error: Exception, options: SparkOptions, log_before: int) -> str:
-    said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "JAVA_GATEWAY_EXITED" not in said:
-        return f"Spark did not start: {said}. Its log may say more."
-    tail = ""
-    if options.log_file is not None:
-        tail = options.log_file.read_bytes()[log_before:].decode(errors="replace").strip()
-    first = f" It said: {tail.splitlines()[0]}." if tail else ""
-    return f"Spark's JVM did not start.{first} Spark needs Java 17 or 21: install one, or set JAVA_HOME to it."
+def _explain(error: Exception, options: SparkOptions, output: SparkOutput) -> str:
+    gateway_exited = "JAVA_GATEWAY_EXITED" in failures.words_of(error)
+    words = last_error(output.said()) if gateway_exited else failures.last_line(failures.causes_of_call(error))
+    if "Could not parse Master URL" in words:
+        return _wrong_master(options)
+    if not gateway_exited:
+        return f"Spark did not start: {words}. Its log may say more."
+    said = f" It said: {words.rstrip('.')}." if words else ""
+    return f"Spark's JVM did not start.{said} Spark needs Java 17 or newer: install one, or set JAVA_HOME to it."

@@ -22,7 +22,8 @@ class PipelineStatus:
     cold: int = 0  # messages delayed further
     redelivered: int = 0
     dead: int = 0
-    orphans: int = 0  # letters whose topic is gone: they went to the dead-letter topic
+    orphans: int = 0  # letters that their topic could not take: they went to the dead-letter topic
+    unwritable: int = 0  # letters that no topic could take
     late_ms_p50: int | None = None  # letters given out after their deadline, on the broker's clock
     late_ms_max: int | None = None
     ticks: int = 0
@@ -54,10 +55,13 @@ class StatusBoard:
         with self._lock:
             return self._sums["batches"]
 
-    def batch(self, duration_ms: int, lag: int, reports: list[dict[str, Any]], orphans: int) -> None:
+    def batch(
+        self, duration_ms: int, lag: int, reports: list[dict[str, Any]], orphans: int, unwritable: int = 0
+    ) -> None:
         with self._lock:
             self._sums["batches"] += 1
             self._sums["orphans"] += orphans
+            self._sums["unwritable"] += unwritable
             self._durations.append(duration_ms)
             self._lag = lag
             for report in reports:
@@ -82,6 +86,11 @@ class StatusBoard:
             self._restarts += 1
             self._last_error = error
 
+    def warn(self, error: str) -> None:
+        """Something is wrong, but nothing has ended."""
+        with self._lock:
+            self._last_error = error
+
     def snapshot(self, *, ticks: int = 0, tick_error: str | None = None) -> PipelineStatus:
         with self._lock:
             late = sorted(middle for middle, _ in self._late)
@@ -97,6 +106,7 @@ class StatusBoard:
                 redelivered=self._sums["redelivered"],
                 dead=self._sums["dead"],
                 orphans=self._sums["orphans"],
+                unwritable=self._sums["unwritable"],
                 late_ms_p50=late[len(late) // 2] if late else None,
                 late_ms_max=max((worst for _, worst in self._late), default=None),
                 ticks=ticks,

@@ -21,8 +21,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from marq.core.ledger import Harvest, Ledger
 from marq.core.records import Letter
-from marq.pipeline.destinations import ORPHAN, Destinations
-from marq.pipeline.packing import pack_letters, pack_records, unpack_records
+from marq.pipeline.destinations import ORPHAN, UNWRITABLE, Destinations
+from marq.pipeline.packing import in_order, pack_letters, pack_records
 
 QUERY = "marq-tracker"
 LEDGER = "ledger"  # names of what is observed
@@ -32,7 +32,7 @@ PACKED = "mp int, first bigint, records binary"
 TRACKED = "mp int, report string, letters binary"
 ROUTED = (
     "topic string, partition int, key binary, value binary, "
-    f"headers array<struct<key:string,value:binary>>, {ORPHAN} boolean"
+    f"headers array<struct<key:string,value:binary>>, {ORPHAN} boolean, {UNWRITABLE} string"
 )
 
 # One entry of the state is a blob of the ledger's; see marq.core.shelf. Types instead of strings spare a round trip.
@@ -77,10 +77,9 @@ class LedgerProcessor(StatefulProcessor):  # type: ignore[misc]  # pyspark has n
         markers_partition = int(key[0])
         ledger = Ledger(MapStateShelf(self._state), gate=self._gates.get(markers_partition, 0))
         last = 0
-        for row in sorted(rows, key=lambda row: int(row.first)):
-            for record in unpack_records(bytes(row.records)):
-                ledger.apply(*record)
-                last = record.offset
+        for record in in_order(rows):
+            ledger.apply(*record)
+            last = record.offset
         harvest = ledger.collect()
         ledger.save()
         report: str | None = report_of(ledger, harvest, markers_partition, last)
@@ -126,7 +125,7 @@ class Tracker:
     destinations: Destinations
     gates: Mapping[int, int]
     trigger_ms: int = 100
-    records_per_batch_max: int = 20_000
+    records_per_batch_max: int = 4_000  # of up to 1 MB: they pass through the heap in small pieces, and over the disk
     stop_at_data_loss: bool = True
     kafka: Mapping[str, str] = field(default_factory=dict)  # Java client properties, for security
 
@@ -158,7 +157,9 @@ class Tracker:
         blobs = tracked.observe(LEDGER, reports).where("letters is not null").select("letters")
         routed = blobs.mapInArrow(self.destinations.route, ROUTED)
         orphans = F.sum(F.col(ORPHAN).cast("bigint")).alias("orphans")
-        return routed.observe(SINK, F.count(F.lit(1)).alias("letters"), orphans).drop(ORPHAN)
+        unwritable = F.concat_ws("\n", F.collect_list(UNWRITABLE)).alias(UNWRITABLE)
+        observed = routed.observe(SINK, F.count(F.lit(1)).alias("letters"), orphans, unwritable)
+        return observed.where(F.col(UNWRITABLE).isNull()).drop(ORPHAN, UNWRITABLE)
 
     def _source_options(self) -> dict[str, str]:
         return {

@@ -68,16 +68,20 @@ def parse_java_version(text: str) -> int | None:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The Java of JAVA_HOME, else the one on PATH. JavaNotFoundError when there is none that is new enough."""
+    """The Java of JAVA_HOME, else the one on PATH. JavaNotFoundError when there is none that is new enough.
+
+    A JAVA_HOME without any Java is refused: whoever set it meant one, and would not know that another was taken.
+    """
     environ = os.environ if environ is None else environ
+    home = environ.get("JAVA_HOME")
+    if home and not (Path(home) / "bin" / "java").is_file():
+        raise JavaNotFoundError(f"JAVA_HOME is {home}, and there is no bin/java in it. Correct JAVA_HOME, or unset it.")
     tried = []
     for origin, candidate in _candidates(environ):
         major = _version_of(candidate, environ)
         if major is not None and major >= MINIMUM_JAVA:
             return Java(candidate, major)
         tried.append(f"{origin} {'does not run' if major is None else f'is Java {major}'} ({candidate})")
-    if environ.get("JAVA_HOME") and not any(line.startswith("JAVA_HOME") for line in tried):
-        tried.insert(0, f"JAVA_HOME has no bin/java ({environ['JAVA_HOME']})")
     seen = f" Looked at: {'; '.join(tried)}." if tried else " There is none on PATH, and JAVA_HOME is not set."
     raise JavaNotFoundError(f"marq needs Java {MINIMUM_JAVA} or newer.{seen} {HOW_TO_GET_JAVA}")
 
@@ -86,9 +90,7 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[str, Path]]:
     found = []
     home = environ.get("JAVA_HOME")
     if home:
-        java = Path(home) / "bin" / "java"
-        if java.is_file():
-            found.append(("JAVA_HOME", java))
+        found.append(("JAVA_HOME", Path(home) / "bin" / "java"))
     on_path = shutil.which("java", path=environ.get("PATH", os.defpath))
     if on_path:
         found.append(("the java on PATH", Path(on_path)))

@@ -17,7 +17,7 @@ from confluent_kafka import (
     Producer,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from marq.errors import ConfigurationError, MarqError, MessageTooLargeError, QueueFullError, TransportError
 from marq.transport.base import (
@@ -40,11 +40,26 @@ log.addFilter(lambda record: "Coordinator load in progress: retrying" not in rec
 
 _ERROR, _KEY, _VALUE = Message.error, Message.key, Message.value
 _PARTITION, _TOPIC = Message.partition, Message.topic
+_HEADERS = Message.headers
 
 # What marq's guarantees rest on: a user's own Kafka settings may not change these.
 _FIXED = frozenset({"acks", "request.required.acks", "enable.idempotence", "enable.auto.commit", "group.id"})
 
+BROKER_MESSAGE_BYTES = 1_048_588  # what a topic takes by default
 SERVE_EVERY = 0.1
+COMMITS_KNOWN_WITHIN = 5.0
+COMMITTED_WITHIN = 5.0
+COMMIT_AGAIN_AFTER = 0.05
+# While a group takes in or lets go a member, its generation changes under a commit: a moment later it is right again.
+_COMMIT_AGAIN = frozenset(
+    {
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+        KafkaError.UNKNOWN_MEMBER_ID,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
 FULL_WAIT = 0.05
 FULL_WAITS = 600
 LEADER_WITHIN = 2.0
@@ -157,6 +172,15 @@ class KafkaTransport:
             known = self._partitions[topic] = len(found.partitions)
         return known
 
+    def bytes_max(self, topic: str) -> int | None:
+        """How large a batch of records this topic takes; None when this client may not know."""
+        asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+        try:
+            answer = self._administrator().describe_configs([asked], request_timeout=DEFAULT_TIMEOUT)[asked].result()
+            return int(answer["max.message.bytes"].value)
+        except (KafkaException, KeyError):
+            return None
+
     def end_offsets(self, topic: str) -> dict[int, int]:
         asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(self.partitions(topic))}
         if not asked:
@@ -187,6 +211,7 @@ class KafkaPublisher:
             "sticky.partitioning.linger.ms": 0,
             "delivery.timeout.ms": 60_000,
             "queue.buffering.max.messages": 200_000,
+            "message.max.bytes": BROKER_MESSAGE_BYTES,  # more than `send` takes: a letter has headers besides
             **common,
             "acks": "all",
             "enable.idempotence": True,
@@ -333,6 +358,7 @@ class KafkaSubscription:
         if None in keys:  # only a record without a key can be an error in disguise
             messages = self._without_errors(messages)
             keys = list(map(_KEY, messages))
+        self._make_readable(messages)
         return self._runs(messages, keys) if messages else []
 
     def _runs(self, messages: list[Any], keys: list[Any]) -> list[Run]:
@@ -350,6 +376,21 @@ class KafkaSubscription:
     @staticmethod
     def _run(topic: str, partition: int, messages: list[Any]) -> Run:
         return Run(topic, partition, messages, list(map(_KEY, messages)), list(map(_VALUE, messages)))
+
+    @staticmethod
+    def _make_readable(messages: list[Any]) -> None:
+        """Kafka admits header names that are no text, and the client then raises. Such headers count as absent."""
+        try:
+            for _ in filter(None, map(_HEADERS, messages)):  # the loop runs in C where there are none
+                pass
+        except Exception:  # noqa: BLE001 - the client raises UnicodeDecodeError, and SystemError for it
+            for message in messages:
+                try:
+                    message.headers()
+                except Exception as error:  # noqa: BLE001 - as above
+                    message.set_headers([])
+                    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+                    log.warning("the headers of %s cannot be read and are taken as absent: %s", place, error)
 
     def _without_errors(self, messages: list[Any]) -> list[Any]:
         if not any(map(_ERROR, messages)):
@@ -374,13 +415,15 @@ class KafkaSubscription:
     def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
         known: dict[Place, Any] = {}
         try:
-            known = {(p.topic, p.partition): p for p in consumer.committed(partitions, timeout=DEFAULT_TIMEOUT)}
+            known = {(p.topic, p.partition): p for p in consumer.committed(partitions, timeout=COMMITS_KNOWN_WITHIN)}
         except KafkaException as error:
             log.warning("the group's last commits are not known, so they count as unclean: %s", error)
         assigned: list[Assigned] = []
         for partition in partitions:
             commit = known.get((partition.topic, partition.partition))
-            if commit is not None and commit.offset != OFFSET_INVALID and commit.offset >= 0:
+            if commit is None:  # where reading begins is for the client to find out, and not for us to commit
+                assigned.append(Assigned(partition.topic, partition.partition, -1, None))
+            elif commit.offset != OFFSET_INVALID and commit.offset >= 0:
                 assigned.append(Assigned(partition.topic, partition.partition, commit.offset, commit.metadata or ""))
             else:
                 assigned.append(
@@ -415,13 +458,21 @@ class KafkaSubscription:
         ]
         if not offsets:
             return
+        until = time.monotonic() + COMMITTED_WITHIN
+        while True:
+            error = self._try_commit(offsets, wait=wait)
+            if error is None:
+                return
+            if not wait or error.code() not in _COMMIT_AGAIN or time.monotonic() > until:
+                raise _error_of(error, "Committing")
+            time.sleep(COMMIT_AGAIN_AFTER)
+
+    def _try_commit(self, offsets: list[Any], *, wait: bool) -> Any:
         try:
             done = self._consumer.commit(offsets=offsets, asynchronous=not wait)
         except KafkaException as error:
-            raise _error_of(error.args[0], "Committing") from error
-        for partition in done or ():
-            if partition.error is not None:
-                raise _error_of(partition.error, "Committing")
+            return error.args[0]
+        return next((partition.error for partition in done or () if partition.error is not None), None)
 
     def _committed(self, error: Any, _: Any) -> None:
         if error is not None:
