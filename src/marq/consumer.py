@@ -19,7 +19,7 @@ from marq._intake import Intake
 from marq._scribe import Scribe
 from marq.codecs import Codec
 from marq.core import records
-from marq.core.caution import OPEN, Caution
+from marq.core.caution import CLEAN, OPEN, Caution
 from marq.core.desk import Desk
 from marq.core.frontier import ACKED, IN_FLIGHT, LOST, PARKED, Place, Sheet
 from marq.core.lease import Lease, State, Terms
@@ -129,7 +129,8 @@ class Consumer(Generic[T]):
 
     def _next_batch(self, until: float | None) -> bool:
         """Wait for something to hand out. False: the consumer closes, or the time is up."""
-        self._note_handed()
+        with self._lock:
+            self._hand.note()
         while not self._closing:
             if self._failure is not None:
                 raise self._failure
@@ -247,10 +248,6 @@ class Consumer(Generic[T]):
         with self._lock:
             self._hand.deal(messages, sheets)
 
-    def _note_handed(self) -> None:
-        with self._lock:
-            self._hand.note()
-
     # Settling: what a message asks for when one byte is not enough
 
     def _lease_of(self, message: Message[Any]) -> tuple[Sheet, int, Lease | None]:
@@ -319,11 +316,12 @@ class Consumer(Generic[T]):
     # Assignments, told from inside a poll
 
     def on_assigned(self, partitions: Sequence[Assigned]) -> None:
-        with self._lock:
-            for topic, partition, start, metadata in partitions:
+        for topic, partition, start, metadata in partitions:
+            end = self._subscription.end((topic, partition)) if metadata not in {None, CLEAN} else -1
+            log.info("%s/%d is ours", topic, partition, extra={"event": Event.CONSUMER_ASSIGNED})
+            with self._lock:
                 self._desk.assigned((topic, partition), start)
-                log.info("%s/%d is ours", topic, partition, extra={"event": Event.CONSUMER_ASSIGNED})
-                if not self._caution.assigned((topic, partition), metadata, time.monotonic()):
+                if not self._caution.assigned((topic, partition), metadata, time.monotonic(), end):
                     log.info("%s/%d was not left in order", topic, partition, extra={"event": Event.UNCLEAN_TAKEOVER})
         self._wake.set()
 
@@ -382,9 +380,9 @@ class Consumer(Generic[T]):
                 self._wake.clear()
                 time.sleep(GATHER)
             try:
-                self._note_handed()
                 now = time.monotonic()
                 with self._lock:
+                    self._hand.note()
                     self._desk.mark_slow(now)
                     self._desk.renew(now)
                 self._scribe.flush()
@@ -449,7 +447,9 @@ class Consumer(Generic[T]):
                 positions = {place: position for place, position in going if position >= 0}
             self._desk.committed(positions.items())
             self._desk.counts["commits"] += bool(positions)
-            commits = {p: Commit(at, self._caution.parting_word(p) if leaving else OPEN) for p, at in positions.items()}
+            commits = {
+                p: Commit(at, self._caution.parting_word(p, at) if leaving else OPEN) for p, at in positions.items()
+            }
         self._subscription.commit(commits, wait=wait)
 
     # Ending

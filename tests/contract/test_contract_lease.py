@@ -337,6 +337,13 @@ def test_close_in_the_middle_of_a_batch_leaves_the_rest_to_others(broker: Any, t
 def test_who_takes_over_from_the_dead_and_goes_at_once_does_not_vouch_for_what_they_left(take: Any) -> None:
     with App("memory://") as app:
         queue = app.queue("orders", int)
+
+        def join(consumer: Any) -> None:
+            while len(consumer._desk.frontiers) < 4:
+                consumer.receive(timeout=timedelta(milliseconds=10))
+
+        with queue.consume(**LATE) as before:  # who leaves in order is followed by one who leases nothing in advance
+            join(before)
         queue.send_many(range(10))
         first = queue.consume(max_in_flight=100, **LATE)
         take(first, 10)
@@ -345,9 +352,8 @@ def test_who_takes_over_from_the_dead_and_goes_at_once_does_not_vouch_for_what_t
         def notes() -> set[str]:
             return {commit.metadata for commit in app.transport.committed(f"marq-{queue.name}").values()}
 
-        with queue.consume(max_in_flight=100, **LATE) as second:
-            while len(second._desk.frontiers) < 4:
-                second.receive(timeout=timedelta(milliseconds=10))
+        with queue.consume(max_in_flight=100, poll_batch=1, **LATE) as second:
+            join(second)
         assert OPEN in notes()
         queue.send_many(range(1_000))
         with queue.consume(max_in_flight=100, **LATE) as third:

@@ -52,11 +52,18 @@ def test_who_has_not_looked_through_what_a_dead_owner_left_does_not_vouch_for_it
     caution = Caution(10)
     caution.assigned(HERE, OPEN, now=0.0)
     caution.assigned(THERE, None, now=0.0)  # nobody was ever handed anything of it
-    assert (caution.parting_word(HERE), caution.parting_word(THERE)) == (OPEN, CLEAN)
+    assert (caution.parting_word(HERE, 3), caution.parting_word(THERE, 3)) == (OPEN, CLEAN)
     caution.leases_first(HERE, 9)
-    assert caution.parting_word(HERE) == OPEN
+    assert caution.parting_word(HERE, 9) == OPEN
     caution.leases_first(HERE, 1)
-    assert caution.parting_word(HERE) == CLEAN
+    assert caution.parting_word(HERE, 10) == CLEAN
     caution.assigned(HERE, OPEN, now=0.0)
     caution.dropped(HERE)
-    assert caution.parting_word(HERE) == CLEAN
+    assert caution.parting_word(HERE, 3) == CLEAN
+
+
+def test_beyond_the_end_of_the_log_a_dead_owner_cannot_have_been():
+    caution = Caution(10)
+    caution.assigned(HERE, OPEN, now=0.0, end=7)
+    assert caution.parting_word(HERE, 6) == OPEN
+    assert caution.parting_word(HERE, 7) == CLEAN

@@ -164,6 +164,16 @@ def test_a_second_start_never_lowers_the_attempt(log) -> None:
     assert attempts_of(log.collect(1501)) == [4]
 
 
+@pytest.mark.parametrize("again", [{"owner": "b"}, {"owner": "", "waiting": True, "after": 9 * 3_600_000}])
+def test_the_payload_of_the_latest_start_counts(log, again: dict) -> None:
+    """A topic that was deleted and made anew gives its offsets to other messages."""
+    log.start(1, 2, at=0, values=[b"old 1", b"old 2"]).start(2, at=500, values=[b"new"], **again)
+    assert log.due(1001) == [b"old 1"]
+    assert log.due(500 + again.get("after", 1000) + 1) == [b"new"]
+    assert log.collect(10 * 3_600_000).next_due is None
+    assert not [name for name in log.shelf if name.startswith("seg/")]
+
+
 def test_a_message_named_twice_in_one_start(log) -> None:
     log.say(Kind.START, 1, 2, 1, at=0, owner="a", values=[b"x", b"y", b"z"], attempts=[1, 1, 3],
                     redeliver_after_ms=[100, 200, 300])  # fmt: skip

@@ -27,6 +27,7 @@ class Lease:
     attempt: int
     owner: str
     waiting: bool
+    value: bytes
 
     def is_called(self, deadline: int, attempt: int) -> bool:
         return (self.deadline, self.attempt) == (deadline, attempt)
@@ -57,7 +58,8 @@ class Oracle:
             is_owners = lease is not None and lease.owner == marker.owner != "" and self.now <= lease.deadline
             if marker.kind == Kind.START:
                 attempt = max(attempt, lease.attempt if lease and not deadline else 1)
-                self.leases[key] = Lease(timestamp + after, attempt, marker.owner, marker.waiting)
+                value = marker.values[position]
+                self.leases[key] = Lease(timestamp + after, attempt, marker.owner, marker.waiting, value)
             elif marker.kind == Kind.KEEPALIVE and is_owners:
                 lease.deadline, lease.waiting = timestamp + after, False
             elif marker.kind == Kind.RETRY and is_owners:
@@ -70,7 +72,7 @@ class Oracle:
                 del self.leases[key]
 
     def collect(self) -> tuple[Counter, Counter]:
-        """Letters by (name, is dead, attempt) and confirmations by (kind, key, deadline, attempt)."""
+        """Letters by (name, is dead, attempt, payload) and confirmations by (kind, key, deadline, attempt)."""
         confirmations, self.unconfirmed = self.unconfirmed, Counter()
         letters: Counter = Counter()
         if self.is_open:
@@ -80,7 +82,7 @@ class Oracle:
                     coming = lease.attempt if lease.waiting else lease.attempt + 1
                     limit = MAX_ATTEMPTS[key[0]]
                     dies = bool(limit) and coming > limit
-                    letters[name_of(key), dies, coming - 1 if dies else coming] += 1
+                    letters[name_of(key), dies, coming - 1 if dies else coming, lease.value] += 1
                     kind = Kind.DEAD if dies else Kind.REDELIVERED
                     self.unconfirmed[kind, key, lease.deadline, lease.attempt] += 1
         return letters, confirmations
@@ -95,9 +97,8 @@ def letters_of(harvest: Harvest) -> Counter:
     told: Counter = Counter()
     for letter in harvest.letters:
         headers = dict(letter.headers)
-        assert letter.value == b"payload of " + headers["marq-id"]
         assert letter.topic == ("dead" if "marq-reason" in headers else "t")
-        told[headers["marq-id"], "marq-reason" in headers, int(headers["marq-attempt"])] += 1
+        told[headers["marq-id"], "marq-reason" in headers, int(headers["marq-attempt"]), letter.value] += 1
     return told
 
 
@@ -126,6 +127,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.patches = [
             patch.object(wheel, "PART_ROWS_MAX", 2),
             patch.object(segments, "CONTINUE_BYTES_MAX", 300),
+            patch.object(segments, "SEGMENT_BYTES_MAX", 600),
+            patch.object(segments, "READ_BYTES_MAX", 1000),
             patch.object(segments, "COMPACT_BYTES_MIN", 100),
             patch.object(segments, "COMPACT_AFTER_MS", 50),
         ]
@@ -149,7 +152,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def say(self, kind: int, stream: tuple, offsets: list[int], **fields: object) -> None:
         marker = Marker(kind, *stream, offsets=offsets, **fields)
         if kind == Kind.START:
-            marker.values = [b"payload of " + name_of((stream, offset)) for offset in offsets]
+            marker.values = [b"payload %d of %s" % (len(self.log), name_of((stream, offset))) for offset in offsets]
             marker.max_attempts = MAX_ATTEMPTS[stream]
             marker.dead_letter_topic = "dead"
         self.write(marker)

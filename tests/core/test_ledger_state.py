@@ -7,10 +7,11 @@ from collections import Counter
 
 import pytest
 
+from marq.core import ledger as ledger_module
 from marq.core import segments
 from marq.core.ledger import Harvest, Ledger
 from marq.core.names import UNUSED_MAX
-from marq.core.records import Kind, Marker, encode
+from marq.core.records import Kind, Marker, decode, encode
 from marq.core.shelf import CONFIRM, HOT, META, NAMES, DictShelf
 from marq.errors import LedgerStateError
 
@@ -329,3 +330,64 @@ def test_a_lost_payload_is_not_a_lost_message() -> None:
     del host.shelf["seg/1"]
     with pytest.raises(LedgerStateError, match="Start with a new checkpoint folder"):
         host.batch(at=5000)
+
+
+# Much at once
+
+
+def test_no_blob_of_payloads_is_large_but_by_one_record() -> None:
+    host = Host()
+    record = segments.SEGMENT_BYTES_MAX // 4 + 100
+    calls = host.calls(*(start(offset, after=60_000, size=record) for offset in range(10)))
+    sizes = [len(blob) for name, blob in host.shelf.items() if name.startswith("seg/")]
+    assert len(sizes) == 4
+    assert max(sizes) <= segments.SEGMENT_BYTES_MAX
+    assert len([call for call in calls if call.startswith("put seg/")]) == 4
+    host.batch(start(10, after=60_000, size=2 * segments.SEGMENT_BYTES_MAX), at=1)
+    harvests = [host.batch(at=70_000) for _ in range(4)]
+    values = [letter.value for harvest in harvests for letter in harvest.letters]
+    assert [value[:10] for value in values] == [b"%010d" % offset for offset in range(11)]
+    assert set(host.shelf) == {META, NAMES}
+
+
+def test_a_large_record_does_not_continue_a_small_segment() -> None:
+    host = Host()
+    host.batch(start(1, after=60_000))
+    calls = host.calls(start(2, after=60_000, size=segments.SEGMENT_BYTES_MAX))
+    assert [call for call in calls if "seg/" in call] == ["put seg/2"]
+
+
+def test_a_batch_that_fills_a_segment_does_not_wait_with_it() -> None:
+    host = Host()
+    ledger = Ledger(host.shelf)
+    for offset in range(5):
+        record = encode(start(offset, after=60_000, size=segments.SEGMENT_BYTES_MAX // 4 + 100))
+        ledger.apply(offset, 0, record)
+    assert [name for name in host.shelf if name.startswith("seg/")] == ["seg/1"]
+
+
+def test_what_is_due_at_once_comes_out_in_bounded_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "LETTERS_BYTES_MAX", 2500)
+    host = Host()
+    host.batch(start(*range(5), size=1000))
+    first = host.batch(at=2000)
+    assert [letter.value[:10] for letter in first.letters] == [b"%010d" % offset for offset in range(3)]
+    assert first.next_due == 1001, "there is more, and it is due by now"
+    second = host.batch(at=2001)
+    assert [letter.value[:10] for letter in second.letters] == [b"%010d" % offset for offset in (3, 4)]
+    assert [decode(marker).offsets for marker in second.markers] == [[0, 1, 2]]
+    assert set(host.shelf) == {META, NAMES, CONFIRM}
+
+
+def test_reading_many_segments_keeps_few_of_them_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES_MAX", 1500)
+    monkeypatch.setattr(segments, "READ_BYTES_MAX", 2500)
+    shelf = CountingShelf()
+    kept = segments.Segments(shelf)
+    places = [kept.add(0, encode(start(offset, size=1000)), 1, 1, 0) for offset in range(3)]
+    kept.save()
+    shelf.calls.clear()
+    for index in (0, 1, 1, 2, 0):
+        marker, _ = kept.fetch(places[index])
+        assert marker.offsets == [index]
+    assert shelf.calls == ["get seg/1", "get seg/2", "get seg/3", "get seg/1"]

@@ -1,12 +1,15 @@
 """Packing: whatever Arrow hands over, the ledger gets each partition's records whole and in order."""
 
+from unittest.mock import patch
+
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
 from marq.core.records import Letter
 from marq.pipeline import packing
-from marq.pipeline.packing import MarkerRecord, pack_letters, pack_records, unpack_letters, unpack_records
+from marq.pipeline.packing import MarkerRecord, in_order, pack_letters, pack_records, unpack_letters, unpack_records
 
 SOURCE = pa.schema([("mp", pa.int32()), ("offset", pa.int64()), ("timestamp", pa.int64()), ("value", pa.binary())])
 
@@ -73,6 +76,16 @@ def test_much_is_cut_into_pieces(monkeypatch):
     assert unpacked(packed) == by_partition(rows)
 
 
+@settings(deadline=None)  # Arrow takes its time at the first call
+@given(st.lists(st.binary(max_size=200), max_size=12), st.randoms(), st.sampled_from([1, 100, 1 << 20]))
+def test_packed_rows_in_any_order_give_records_in_order(values, chance, spooled):
+    records = [(0, offset, 7, value) for offset, value in enumerate(values)]
+    with patch.object(packing, "CHUNK_BYTES", 100), patch.object(packing, "SPOOL_BYTES", spooled):
+        rows = [Row(**row) for each in pack_records(batch_of([r]) for r in records) for row in each.to_pylist()]
+        chance.shuffle(rows)
+        assert list(in_order(iter(rows))) == [MarkerRecord(*record) for _, *record in records]
+
+
 Letters = st.builds(
     Letter,
     st.sampled_from(["orders", "dead"]),
@@ -97,7 +110,8 @@ def test_letters_come_back_as_they_were(letters):
 
 
 def test_many_letters_are_cut_into_pieces(monkeypatch):
-    monkeypatch.setattr(packing, "CHUNK_BYTES", 100)
-    letters = [Letter("orders", 0, None, b"x" * 60, []) for _ in range(5)]
+    monkeypatch.setattr(packing, "CHUNK_BYTES", 300)
+    letters = [Letter("orders", 0, None, b"x" * 60, []) for _ in range(3)]
+    letters += [Letter("orders", 0, None, None, [("h", b"x" * 60)]) for _ in range(2)]
     blobs = list(pack_letters(letters))
-    assert [len(list(letters_in(blob))) for blob in blobs] == [2, 2, 1]
+    assert [len(list(letters_in(blob))) for blob in blobs] == [2, 2, 1], "headers weigh too"

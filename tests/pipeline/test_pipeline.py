@@ -205,18 +205,20 @@ def what_is_not_ended_in_time_comes_back(world, eventually):
 
 
 def what_cannot_come_back_is_a_dead_letter(world, pipeline, eventually):
-    """Because its attempts are used up, or its topic is gone. The log is told of every letter."""
+    """Because its attempts are used up, or its topic is gone or Kafka's own. The log is told of every letter."""
+    world.lease(53, 500, topic="__consumer_offsets")
     world.lease(50, 500, attempt=5)
     world.lease(51, 500, topic=f"{world.orders}.gone")
     world.publisher.publish(world.topics.markers, NO_MARKER, partition=0)
-    eventually(lambda: world.values(world.topics.dead) == named(50, 51), 15)
+    eventually(lambda: world.values(world.topics.dead) == named(50, 51, 53), 15)
     reasons = {record.value(): dict(record.headers())["marq-reason"] for record in world.letters[world.topics.dead]}
     assert reasons == {
         b"value-50": b"lease expired",
         b"value-51": f"topic {world.orders}.gone does not exist".encode(),
+        b"value-53": b"topic __consumer_offsets is Kafka's own",
     }
-    confirmed = [(offset % 3 % 2, offset) for offset in (0, 2, 3, 5, 51)] + [(1, 52)]
+    confirmed = [(offset % 3 % 2, offset) for offset in (0, 2, 3, 5, 51, 53)] + [(1, 52)]
     eventually(lambda: sorted(world.of_kind(Kind.REDELIVERED)) == sorted(confirmed), 15)
     assert world.of_kind(Kind.DEAD) == [(0, 50)]
-    eventually(lambda: (pipeline.status["dead"], pipeline.status["orphans"]) == (1, 1))
+    eventually(lambda: (pipeline.status["dead"], pipeline.status["orphans"]) == (1, 2))
     assert pipeline.status["counts"]["malformed"] == 1

@@ -12,6 +12,7 @@ from marq.pipeline import run
 from marq.pipeline.checkpoint import Identity
 from marq.pipeline.cluster import MarkersTopic
 from marq.pipeline.run import Pipeline, run_pipeline
+from marq.pipeline.status import StatusBoard
 from marq.settings import PipelineSettings, TopicSettings
 
 TOPIC = MarkersTopic(Identity("cluster", "marq.markers", "id"), 1, "LogAppendTime")
@@ -369,3 +370,26 @@ def test_a_signal_stops_it_and_the_handlers_come_back(spark, number, tmp_path):
     asked.join()
     assert spark.queries[0].stopped
     assert signal.getsignal(number) is before
+
+
+def test_a_pipeline_in_which_no_batch_ends_says_so(caplog):
+    board = StatusBoard()
+    stall = run._Stall(board, 300)
+    stall.look(1000)
+    stall.look(1299)
+    assert board.snapshot().last_error is None
+    board.batch(5, 0, [], 0)
+    stall.look(1299)
+    stall.look(1598)
+    assert caplog.text == ""
+    stall.look(1599)
+    stall.look(1600)
+    assert "no batch has ended for 300 s" in board.snapshot().last_error
+    assert board.snapshot().restarts == 0
+    assert len(caplog.records) == 1
+
+
+def test_a_heap_that_is_full_is_said(spark):
+    spark.exit_code = 3
+    with pytest.raises(PipelineError, match=r"exit code 3\)\. Give it more memory with the setting pipeline\.heap"):
+        pipeline_of().run()

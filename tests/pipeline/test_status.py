@@ -3,6 +3,8 @@
 import json
 from types import SimpleNamespace
 
+from pyspark.sql import Row
+
 from marq.pipeline.listener import TrackerListener, lag_of, reports_in
 from marq.pipeline.status import StatusBoard
 from marq.pipeline.tracker import QUERY
@@ -54,8 +56,9 @@ class FakePulse:
         self.reports.append((partition, due, seen))
 
 
-def progress(reports, orphans=0, name=QUERY, rows=1):
-    observed = {"ledger": {"reports": "\n".join(map(json.dumps, reports))}, "sink": {"orphans": orphans}}
+def progress(reports, orphans=0, name=QUERY, rows=1, unwritable=""):
+    sink = Row(orphans=orphans, unwritable=unwritable)
+    observed = {"ledger": {"reports": "\n".join(map(json.dumps, reports))}, "sink": sink}
     source = SimpleNamespace(endOffset='{"m": {"0": 5, "1": 7}}', latestOffset='{"m": {"0": 9, "1": 7}}')
     return SimpleNamespace(
         progress=SimpleNamespace(
@@ -84,6 +87,16 @@ def test_the_listener_tells_the_pulse_and_the_board():
     assert len(events) == 2
 
 
+def test_letters_that_fit_nowhere_are_named_aloud(caplog):
+    board = StatusBoard()
+    listener = TrackerListener(board, FakePulse(), lambda: None)
+    listener.onQueryProgress(progress([report(0)], unwritable="orders/0/1: too large\norders/0/2: too large"))
+    listener.onQueryProgress(progress([report(0)], unwritable=None))
+    assert board.snapshot().unwritable == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
+    assert "only copy: orders/0/1: too large" in caplog.text
+
+
 def test_idle_progress_reports_nothing():
     assert reports_in(None) == []
     assert reports_in({"reports": None}) == []
@@ -92,6 +105,8 @@ def test_idle_progress_reports_nothing():
 
 def test_lag_counts_records_between_two_offsets():
     assert lag_of('{"m": {"0": 5}}', '{"m": {"0": 9, "1": 3}}') == 7
+    assert lag_of('{"m": ', '{"m": {"0": 9}}') == 0
+    assert lag_of('{"m": {"0": 5}}', "no JSON") == 0
     assert lag_of(None, '{"m": {"0": 9}}') == 0
     assert lag_of("null", '{"m": {"0": 9}}') == 0
     assert lag_of('{"m": {"0": 9}}', '{"m": {"0": 5}}') == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from marq.core.frontier import Place
+from marq.core.records import OFFSET_MAX
 
 CLEAN = "marq:clean"  # commit metadata: whoever committed this left nothing behind
 OPEN = "marq:open"  # somebody is at work here; found by a new owner, it means that he died
@@ -18,23 +19,23 @@ class Caution:
     def __init__(self, window: int) -> None:
         self._window = window  # as many messages as the dead owner may have had in hand
         self._left: dict[Place, int] = {}
-        self._doubtful: set[Place] = set()  # left open by their last owner, and not looked through yet
+        self._doubtful: dict[Place, int] = {}  # left open by their last owner: where he may have been, at the most
         self._announced: set[Place] = set()  # partitions of which the group knows that somebody is at work there
         self._until = 0.0
 
-    def assigned(self, place: Place, metadata: str | None, now: float) -> bool:
-        """Whether the partition was left in order. No commit at all says that it was not."""
+    def assigned(self, place: Place, metadata: str | None, now: float, end: int = -1) -> bool:
+        """Whether the partition was left in order. No commit at all says that it was not. The log ends at `end`."""
         if metadata == CLEAN:
             return True
         self._left[place] = self._window
         if metadata is not None:
-            self._doubtful.add(place)
+            self._doubtful[place] = end if end >= 0 else OFFSET_MAX
         self._until = now + CAREFUL_SECONDS
         return False
 
     def dropped(self, place: Place) -> None:
         self._left.pop(place, None)
-        self._doubtful.discard(place)
+        self._doubtful.pop(place, None)
         self._announced.discard(place)
 
     def leases_first(self, place: Place, count: int) -> bool:
@@ -46,12 +47,12 @@ class Caution:
             self._left[place] = left - count
         else:
             del self._left[place]
-            self._doubtful.discard(place)
+            self._doubtful.pop(place, None)
         return True
 
-    def parting_word(self, place: Place) -> str:
+    def parting_word(self, place: Place, position: int) -> str:
         """What to commit when the partition goes. Nobody vouches for what a dead owner left unseen."""
-        return OPEN if place in self._doubtful else CLEAN
+        return OPEN if position < self._doubtful.get(place, -1) else CLEAN
 
     def is_unannounced(self, places: Iterable[Place]) -> bool:
         return any(place not in self._announced for place in places)

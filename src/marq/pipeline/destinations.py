@@ -115,8 +115,10 @@ def _are_fine(letters: Any, topics: Mapping[str, Topic]) -> bool:
         return False
     limits = [limit for topic, _ in places if (limit := topics[topic].bytes_max) is not None]
     longest = [pc.call_function("binary_length", [letters.column(name)]) for name in ("key", "value")]
-    at_most = sum(pc.call_function("max", [each]).as_py() or 0 for each in longest) + letters.column("headers").nbytes
-    return at_most + _OVERHEAD_BYTES <= min(limits, default=at_most + _OVERHEAD_BYTES)
+    at_most: int = (
+        sum(pc.call_function("max", [each]).as_py() or 0 for each in longest) + letters.column("headers").nbytes
+    )
+    return all(at_most + _OVERHEAD_BYTES <= limit for limit in limits)
 
 
 def _obstacle(row: Mapping[str, Any], topics: Mapping[str, Topic]) -> str | None:

@@ -39,7 +39,7 @@ _HINTS = (
     (r"Authori[sz]ationException", "Grant the pipeline's user: read and write markers, write to all queues' topics."),
     (r"AuthenticationException", "Correct the user, password or certificate in the kafka settings."),
     (r"ModuleNotFoundError|ImportError", "Install marq with its Spark extra in the Python of every executor."),
-    (r"OutOfMemoryError|MemoryError", "Give it more memory with the setting pipeline.heap."),
+    (r"OutOfMemoryError|MemoryError|exit code 3\b", "Give it more memory with the setting pipeline.heap."),
     (r"No space left on device", "Make room on the disk of the checkpoint and of spark.local.dir."),
 )
 

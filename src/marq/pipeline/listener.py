@@ -38,7 +38,7 @@ class TrackerListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark 
         sink = progress.observedMetrics.get(SINK)
         orphans = int(sink["orphans"] or 0) if sink is not None else 0
         lag = sum(lag_of(source.endOffset, source.latestOffset) for source in progress.sources)
-        unwritable = (sink.asDict().get(UNWRITABLE) or "").splitlines() if sink is not None else []
+        unwritable = (sink[UNWRITABLE] or "").splitlines() if sink is not None else []
         self._board.batch(int(progress.batchDuration), lag, reports, orphans, len(unwritable))
         if orphans:
             log.warning("%d letters could not go to their topic; they are in the dead-letter topic", orphans)

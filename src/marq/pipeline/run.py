@@ -40,6 +40,7 @@ BACK_OFF = (1.0, 2.0, 5.0, 10.0, 20.0)
 UNKNOWN_FAILURES_MAX = 3
 BATCH_MAY_END_WITHIN = 5.0
 JVM_MAY_END_WITHIN = 2.0
+STALLED_AFTER = 300.0
 
 Jvm = (Py4JError, PySparkException, OSError)  # what a call raises when the JVM is gone, or says no
 
@@ -126,8 +127,9 @@ class Pipeline:
         if isinstance(error, PipelineError):
             raise error
         causes = failures.causes_of_call(error)
+        _has_ended()  # what no longer answers may be about to
         said = f"Spark stopped answering ({_ending()}): {failures.last_line(causes)}."
-        raise PipelineError(f"{said} {failures.advice(causes)}") from error
+        raise PipelineError(f"{said} {failures.advice([*causes, _ending()])}") from error
 
     # Parts
 
@@ -230,16 +232,18 @@ class Pipeline:
     def _watch(self, query: Any, pulse: Pulse, partitions: int) -> None:
         """Until the query ends or is to end."""
         next_status = time.monotonic() + STATUS_EVERY
+        stall = _Stall(self._board, max(STALLED_AFTER, 3 * self._settings.heartbeat.total_seconds()))
         while not self._is_stopping():
             with suppress(Empty):
                 self._wakes.get(timeout=LOOK_EVERY)
             process = jvm_process()
             if process is not None and process.poll() is not None:
-                raise PipelineError(f"Spark's JVM ended by itself ({_ending()}). {failures.advice([])}")
+                raise PipelineError(f"Spark's JVM ended by itself ({_ending()}). {failures.advice([_ending()])}")
             if not pulse.is_alive:
                 raise PipelineError("The pulse has stopped, so time stands still. This is a defect: report it.")
             if not query.isActive:
                 return
+            stall.look(time.monotonic())
             if not self._ready and self._board.opened(partitions):
                 self._ready = True
                 self._board.ready()
@@ -280,6 +284,25 @@ class Pipeline:
         while not self._is_stopping() and (left := until - time.monotonic()) > 0:
             with suppress(Empty):
                 self._wakes.get(timeout=left)
+
+
+class _Stall:
+    """Says it aloud when no batch ends for long: ticks come all the time, so one should."""
+
+    def __init__(self, board: StatusBoard, after: float) -> None:
+        self._board = board
+        self._after = after
+        self._batches = -1
+        self._since = 0.0
+
+    def look(self, now: float) -> None:
+        if self._board.batches != self._batches:
+            self._batches, self._since = self._board.batches, now
+        elif now - self._since >= self._after:
+            self._since = now
+            said = f"no batch has ended for {self._after:.0f} s: nothing is redelivered. Spark's log may say why."
+            self._board.warn(said)
+            log.error(said, extra={"event": Event.PIPELINE_STOPPED})
 
 
 def run_pipeline(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -380,17 +381,19 @@ class KafkaSubscription:
     @staticmethod
     def _make_readable(messages: list[Any]) -> None:
         """Kafka admits header names that are no text, and the client then raises. Such headers count as absent."""
-        try:
-            for _ in filter(None, map(_HEADERS, messages)):  # the loop runs in C where there are none
-                pass
-        except Exception:  # noqa: BLE001 - the client raises UnicodeDecodeError, and SystemError for it
-            for message in messages:
-                try:
-                    message.headers()
-                except Exception as error:  # noqa: BLE001 - as above
-                    message.set_headers([])
-                    place = f"{message.topic()}/{message.partition()}/{message.offset()}"
-                    log.warning("the headers of %s cannot be read and are taken as absent: %s", place, error)
+        reading = iter(messages)
+        while True:
+            try:
+                for _ in filter(None, map(_HEADERS, reading)):  # the loop runs in C where there are none
+                    pass
+            except Exception as error:  # noqa: BLE001 - the client raises UnicodeDecodeError, and SystemError for it
+                # Only the first call raises; the next would return a list with holes, and iterating that is a crash.
+                message = messages[len(messages) - operator.length_hint(reading) - 1]
+                message.set_headers([])
+                place = f"{message.topic()}/{message.partition()}/{message.offset()}"
+                log.warning("the headers of %s cannot be read and are taken as absent: %s", place, error)
+            else:
+                return
 
     def _without_errors(self, messages: list[Any]) -> list[Any]:
         if not any(map(_ERROR, messages)):
@@ -478,6 +481,12 @@ class KafkaSubscription:
         if error is not None:
             log.debug("a commit was refused and will be made again: %s", error)
             self._listener.on_commit_failed()
+
+    def end(self, place: Place) -> int:
+        try:
+            return int(self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=COMMITS_KNOWN_WITHIN)[1])
+        except KafkaException:
+            return -1
 
     def pause(self, places: Sequence[Place]) -> None:
         self._consumer.pause([TopicPartition(*place) for place in places])

@@ -381,6 +381,10 @@ class MemorySubscription:
         if wait:
             raise TransportError(f"Committing: {refused[0]} belongs to somebody else by now. Nothing is to be done.")
 
+    def end(self, place: Place) -> int:
+        with self._broker.lock:
+            return len(self._broker.topics[place[0]].logs[place[1]])
+
     def pause(self, places: Sequence[Place]) -> None:
         with self._broker.lock:
             self._paused.update(place for place in places if place in self._positions)
