@@ -65,6 +65,11 @@ def test_what_the_broker_refuses_is_told_in_the_report(transport: KafkaTransport
     assert sum(transport.end_offsets(topic).values()) == 1
 
 
+def test_how_much_a_topic_takes(transport: KafkaTransport, topic: str) -> None:
+    assert transport.bytes_max(topic) == 2000
+    assert transport.bytes_max("there-is-no-such-topic") is None
+
+
 def test_a_partition_that_is_not_there_is_told_in_the_report(transport: KafkaTransport, topic: str) -> None:
     publisher = transport.publisher()
     told: list[Any] = []
