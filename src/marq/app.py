@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -152,6 +154,13 @@ class App:
                 self.transport.ensure_topics(self.topic_specs())
                 self._has_topics = True
 
+    def _start_anew(self) -> None:
+        """In a forked child: the client's threads stayed in the parent, so its connections are of no use here."""
+        self._lock = threading.RLock()
+        for client in (self._transport, self._publisher):  # to let go of one is to wait for threads that are not here
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
+        self._transport = self._publisher = None
+
     def close(self) -> None:
         """Wait until everything sent is durable, then let go of the cluster."""
         with self._lock:
@@ -181,3 +190,11 @@ def _close_open_apps() -> None:
     """A script that ends after `send` must not lose what it sent."""
     for app in list(_open_apps):
         app.close()
+
+
+def _start_anew_in_child() -> None:
+    for app in list(_open_apps):
+        app._start_anew()  # noqa: SLF001 - of this module
+
+
+os.register_at_fork(after_in_child=_start_anew_in_child)
