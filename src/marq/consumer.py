@@ -61,12 +61,14 @@ class Consumer(Generic[T]):
         codec: Codec[T],
         retry: Retry,
         settings: ConsumerSettings,
+        delay_max: timedelta,
         shared: bool,
     ) -> None:
         self.queue = queue
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._settings = settings
         self._retry = retry
+        self._delay_max = min(delay_max, DELAY_MAX)
         self._shared = shared
         partitions = transport.partitions(markers)
         if not partitions:
@@ -279,7 +281,7 @@ class Consumer(Generic[T]):
 
     def nack(self, message: Message[Any], delay: timedelta | None) -> None:
         if delay is not None:
-            require_between("nack: delay", delay, timedelta(0), DELAY_MAX)
+            require_between("nack: delay", delay, timedelta(0), self._delay_max, "the topics' retention")
         with self._lock:
             sheet, index, lease = self._still_ours(message)
             attempt = lease.attempt if lease is not None else self._desk.attempt_of(sheet, index)

@@ -186,6 +186,7 @@ class Queue(Generic[T]):
             codec=self._codec,
             retry=self.retry,
             settings=settings,
+            delay_max=topics.retention,
             shared=True,
         )
 
